@@ -13,7 +13,8 @@ def make_line(step: int | None, task: str = "blimp", run: str | None = "runs/a",
     """Return the scores of a checkpoint on a task."""
     tokens = None if step is None else 1024 * step
     line = {"model": f"{run}/{step}", "run": run, "step": step, "tokens": tokens, "task": task}
-    return line | {"acc": 1.0, "acc_stderr": 0.1234, **fields}
+    line |= {"acc": 1.0, "acc_stderr": 0.1234, "items": 670, "left_out": 0}
+    return line | fields
 
 
 def test_row_has_step_tokens_and_score():
@@ -41,6 +42,36 @@ def test_tables_of_all_tasks_fit_into_80_columns():
     assert table.count("100.00 ± 12.34") == len(TASKS)
     rows, _, _ = table.partition("First score")
     assert max(len(row) for row in rows.splitlines()) <= 80
+
+
+def test_left_out_items_are_stated_once_per_run():
+    lines = [make_line(step, run="runs/a") for step in (0, 1, 2)]
+    for run in ("runs/b", "runs/c"):
+        lines += [make_line(step, run=run, items=660, left_out=10) for step in (0, 1, 2)]
+
+    table = score_tables.models_table([BLIMP], lines)
+
+    note = " ".join(table.partition("The score")[2].split())
+    assert note.startswith("of blimp leaves out 10 of 670 items")
+    assert note.endswith("(runs/b, runs/c).")
+    assert "fewer than 100" not in table
+
+
+def test_few_items_are_noted_once():
+    lines = [make_line(step, items=99) for step in (0, 1, 2)]
+
+    table = score_tables.models_table([BLIMP], lines)
+
+    assert " ".join(table.split()).count("blimp: With fewer than 100 items") == 1
+    assert "leaves out" not in table
+
+
+def test_single_item_has_no_standard_error():
+    line = make_line(1, part=LONGEST_PART, acc=0.0, acc_stderr=0.0, items=1)
+
+    table = score_tables.parts_table(BLIMP, [line])
+
+    assert table.splitlines()[-1].split() == [LONGEST_PART, "0.00"]
 
 
 def test_missing_and_unknown_values_are_dashes():

@@ -134,7 +134,7 @@ def test_boolean_flag_may_also_be_auto(recipe_file, words, value):
     ("words", "start", "problem"),
     [
         ("--push_to_hub maybe", "--push_to_hub maybe: ", "must be true or false"),
-        ("--push_to_hub=", "--push_to_hub : ", "must be true or false"),
+        ("--push_to_hub=", "--push_to_hub '': ", "must be true or false"),
         ("--tf32 Auto", "--tf32 Auto: ", "must be true or false, or auto"),
         ("--profile 2", "argument --profile: ", "must be true or false, not '2'"),
         ("--no_eval_on_start", "--no_eval_on_start: ", "Use --eval_on_start false"),

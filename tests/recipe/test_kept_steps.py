@@ -71,7 +71,11 @@ def test_recipe_of_run_folder_has_same_steps(tmp_path):
         ("1e999", "suffix"),
         ("9" * 5000, "neither"),
         ("٣", "neither"),
-        ("", "neither"),
+        ("", "empty"),
+        (" ", "empty"),
+        ("0,5,10K", "Separate the values with spaces"),
+        ("5,", "Separate the values with spaces"),
+        ("0;5", "Separate the values with spaces"),
     ],
 )
 def test_invalid_value_is_rejected(value, word):
@@ -81,6 +85,13 @@ def test_invalid_value_is_rejected(value, word):
     (message,) = caught.value.lines
     assert message.startswith("--keep_checkpoints 0 ")
     assert word in message
+
+
+def test_empty_value_is_quoted():
+    with pytest.raises(BadInput) as caught:
+        load_from_flag("")
+
+    assert str(caught.value).startswith("--keep_checkpoints '': ")
 
 
 @pytest.mark.parametrize("yaml_value", ["true", "[true]", "1.5", "[[1]]", "{a: 1}", "[null]"])

@@ -103,7 +103,7 @@ def test_seeds_are_one_line_with_a_band(in_tmp_path, saved_figures):
     assert muon.get_ydata() == pytest.approx([0.65, 0.75, 0.85, 0.95])
     assert adamw.get_ydata() == pytest.approx([0.5, 0.6, 0.7, 0.8])
     labels = legend(axes)
-    assert "95.00 muon-1, 2 seeds" in labels
+    assert "95.00 muon, 2 seeds" in labels
     assert "80.00 adamw" in labels
     bands = [item for item in axes.collections if item.get_alpha() == 0.2]
     assert len(bands) == 1
@@ -121,7 +121,76 @@ def test_tokens_that_a_seed_lacks_are_left_out(in_tmp_path, saved_figures, caplo
 
     (line,) = data_lines(saved_figures[0].axes[0])
     assert len(line.get_xdata()) == 3
-    assert "leaves out 1 number of tokens" in caplog.text
+    assert "leaves out 1 point at which some seeds have no score" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (("muon-1", "muon-2"), "muon"),
+        (("muon_10", "muon_11"), "muon"),
+        (("lr0.1-s1", "lr0.1-s2"), "lr0.1"),
+        (("muon", "muon-s2"), "muon"),
+        (("a/muon", "b/muon"), "muon"),
+        (("first", "second"), "first"),
+    ],
+)
+def test_line_has_common_name_of_seeds(in_tmp_path, saved_figures, names, label):
+    lines = []
+    for seed, name in enumerate(names):
+        write_recipe(Path(name), seed=seed)
+        lines += make_lines(name, rising())
+
+    learning_curve.draw([BLIMP], lines, PICTURE)
+
+    assert f"80.00 {label}, 2 seeds" in legend(saved_figures[0].axes[0])
+
+
+def test_equal_common_names_are_not_used(in_tmp_path, saved_figures):
+    lines = []
+    for number in range(4):
+        run = f"runs/tiny-{number}"
+        write_recipe(Path(run), seed=number % 2, learning_rate=number // 2)
+        lines += make_lines(run, rising())
+
+    learning_curve.draw([BLIMP], lines, PICTURE)
+
+    labels = legend(saved_figures[0].axes[0])
+    assert {"80.00 tiny-0, 2 seeds", "80.00 tiny-2, 2 seeds"} < set(labels)
+
+
+def test_seeds_may_keep_different_checkpoints(in_tmp_path, saved_figures):
+    lines = []
+    for seed, points in ((1, ["log2"]), (2, None)):
+        run = f"runs/tiny-{seed}"
+        write_recipe(Path(run), seed=seed, keep_checkpoints=points, keep_optimizer=points is None)
+        lines += make_lines(run, rising())
+
+    learning_curve.draw([BLIMP], lines, PICTURE)
+
+    assert "80.00 tiny, 2 seeds" in legend(saved_figures[0].axes[0])
+
+
+def test_runs_of_same_seed_have_own_lines(in_tmp_path, saved_figures):
+    lines = []
+    for number in (1, 2):
+        write_recipe(Path(f"runs/tiny-{number}"), seed=1)
+        lines += make_lines(f"runs/tiny-{number}", rising())
+
+    learning_curve.draw([BLIMP], lines, PICTURE)
+
+    labels = legend(saved_figures[0].axes[0])
+    assert sorted(labels) == ["50.00 chance", "80.00 tiny-1", "80.00 tiny-2"]
+
+
+def test_different_numbers_of_items_are_a_range(in_tmp_path, saved_figures):
+    write_recipe(Path("runs/a"))
+    lines = make_lines("runs/a", rising())
+    lines[0]["items"] = 650
+
+    learning_curve.draw([BLIMP], lines, PICTURE)
+
+    assert "% of 650 to 670 items" in saved_figures[0].axes[0].get_ylabel()
 
 
 def test_runs_without_complete_recipe_are_separate(in_tmp_path, saved_figures, caplog):

@@ -11,7 +11,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import STATE, step_name
 from ursa_minor.optim.schedule import Length, learning_rate, shorten
 from ursa_minor.recipe import keys, loading
-from ursa_minor.run.resume import extended, other_length, saved_task_commits
+from ursa_minor.run.resume import extended, other_length, saved_task_commits, weights_only_notes
 
 # An Accelerator would initialize a state that the processes of later tests inherit.
 MAIN_PROCESS = SimpleNamespace(is_main_process=True)
@@ -46,6 +46,18 @@ def load_recipe(**values) -> keys.Recipe:
     """Return the recipe own_text with these values."""
     path = ROOT / "recipes" / "own_text.yaml"
     return loading.load_recipe(path, {"data_files": ["x"], **values})
+
+
+def test_start_despite_weights_only_checkpoints_is_noted(tmp_path):
+    for step in (0, 4):
+        (tmp_path / step_name(step)).mkdir()
+
+    (note,) = weights_only_notes(tmp_path)
+
+    assert "starts at step 0" in note
+    assert f"all checkpoints in {tmp_path}" in note
+    assert "keep_optimizer = false" in note
+    assert weights_only_notes(tmp_path / "missing") == []
 
 
 def test_same_schedule_has_no_other_length():

@@ -1,10 +1,12 @@
 """The set-up of a run: the examples on which it is scored, and the kept checkpoints."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 
+from ursa_minor.base.run_files import KEPT, MANIFEST, step_name
 from ursa_minor.checkpoint.state import RunState
 from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.recipe import loading
@@ -54,10 +56,14 @@ def test_resumed_run_keeps_its_examples(
     assert state.tasks == {"piqa": expected_commit}
 
 
-def kept_lines(max_steps: int = 10_000, **flags) -> list[str]:
-    """Return the header's lines on the kept checkpoints of gpt2_124m (524,288 tokens per step)."""
+def kept_lines(step: int = 0, **flags) -> list[str]:
+    """Return the header's lines on the kept checkpoints of gpt2_124m (524,288 tokens per step).
+
+    Args:
+        step: the step at which the run of 10,000 steps continues.
+    """
     recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags)
-    return list(setup.kept_checkpoints(recipe, RunState(max_steps, 0)))
+    return list(setup.kept_checkpoints(recipe, RunState(10_000, 0, step=step)))
 
 
 def test_header_states_disk_use_of_kept_checkpoints():
@@ -67,6 +73,27 @@ def test_header_states_disk_use_of_kept_checkpoints():
     assert "weights only" in line
     assert "996 MB" in line
     assert kept_lines() == []
+
+
+@pytest.mark.parametrize(
+    ("step", "existing", "expected"),
+    [
+        (9000, {}, "1 checkpoint kept by keep_checkpoints (complete): 1.49 GB"),
+        (10_000, {}, "1 checkpoint kept by keep_checkpoints (complete): 1.49 GB"),
+        (9000, {4: "weights"}, "2 checkpoints kept by keep_checkpoints (1 with weights only)"),
+        (4096, {1: "complete", 7: None}, "4 checkpoints kept by keep_checkpoints (complete)"),
+        (8193, {8192: "complete"}, "2 checkpoints kept by keep_checkpoints (complete): 2.99 GB"),
+    ],
+)
+def test_header_counts_existing_and_later_kept_checkpoints(tmp_path, step, existing, expected):
+    for existing_step, contents in existing.items():
+        path = tmp_path / "checkpoints" / step_name(existing_step)
+        path.mkdir(parents=True)
+        (path / MANIFEST).write_text(json.dumps({"step": existing_step, KEPT: contents}))
+
+    (line,) = kept_lines(step, keep_checkpoints=["log2"], output_dir=str(tmp_path))
+
+    assert expected in line
 
 
 def test_header_notes_kept_checkpoints_after_the_end():

@@ -642,8 +642,10 @@ def test_kept_checkpoints_are_part_of_disk_use(tmp_path, capsys, keep_optimizer,
     all_kept = load_recipe(**flags, save_total_limit=0, save_steps=1908)  # step 1908 reaches 1B
     kept_bytes = bytes_per_weight * 124_475_904
 
-    assert estimate.kept_checkpoints(recipe) == (3, 3 * kept_bytes)
-    assert estimate.kept_checkpoints(all_kept) == (2, 2 * kept_bytes)
+    kept = estimate.kept_checkpoints(recipe)
+    assert list(kept) == [0, 954, 1908]
+    assert estimate.bytes_of_kept(recipe, kept) == 3 * kept_bytes
+    assert list(estimate.kept_checkpoints(all_kept)) == [0, 954]
     without = estimate.written_bytes(load_recipe())
     assert estimate.written_bytes(recipe)[0] == without[0] + 3 * kept_bytes
 

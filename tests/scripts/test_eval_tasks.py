@@ -250,6 +250,16 @@ def test_other_checkpoints_are_scored_despite_a_bad_one(workspace, problem):
     assert Path("new.png").is_file()
 
 
+def test_problem_of_a_task_is_reported_once(workspace):
+    pair = {"sentence_good": "cat " * 50, "sentence_bad": "dog " * 50}
+    Path("blimp.jsonl").write_text(json.dumps(pair))
+
+    result = run_script(*SCORE, *BLIMP, "--scores", "new.jsonl", expect=1)
+
+    assert result.stderr.count("BLiMP cannot be scored") == 1
+    assert "6 models were not scored" in result.stderr
+
+
 def test_bad_checkpoint_is_skipped_by_two_processes(workspace):
     damage("not finite")
 

@@ -401,6 +401,7 @@ def test_kept_weights_are_not_resumed_from(workspace):
 
     assert "contains no checkpoint" in no_weights.stderr
     assert "resumed from" not in result.stderr
+    assert "this run starts at step 0, because all checkpoints" in result.stderr
     assert checkpoint_steps("r") == [12, 8, 6, 4, 2, 1, 0]
     assert load_weights(checkpoint_path("r", 12)) == load_weights(Path("runs/r/model"))
     assert "nothing is left to train: the run in runs/r finished at step 12" in repeated.stderr

@@ -55,6 +55,20 @@ def kept_as(path: Path) -> str | None:
         return None
 
 
+def kept_contents(folder: Path) -> dict[int, str]:
+    """Return the checkpoints in a folder that are kept for a learning curve.
+
+    Returns:
+        For each step, ``COMPLETE`` or ``WEIGHTS``.
+    """
+    contents = {}
+    for path in list_checkpoints(folder):
+        entry = kept_as(path)
+        if entry is not None:
+            contents[step_of(path)] = entry
+    return contents
+
+
 def is_weights_only(path: Path) -> bool:
     """Return whether a checkpoint contains only a model, so that no run can be resumed from it.
 

@@ -79,12 +79,14 @@ def pluralize(number: int, singular: str, plural: str) -> str:
 
 
 def shorten(value: Any) -> str:
-    """Return a value as a message shows it: in one line, and only the beginning of a long one."""
+    """Return a value as a message shows it: in one line, and only the beginning of a long one.
+
+    An empty text is shown in quotation marks.
+    """
     if value is None or value in ([], ()):
         return "none"
-    text = str(value)
-    if isinstance(value, list | tuple):
-        text = " ".join(str(item) for item in value)
+    items = value if isinstance(value, list | tuple) else [value]
+    text = " ".join(str(item) or "''" for item in items)
     if len(text) <= MAX_CHARACTERS:
         return text
     return f"{text[:MAX_CHARACTERS]}..."

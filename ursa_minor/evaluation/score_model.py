@@ -39,7 +39,6 @@ from ursa_minor.model.vocabulary import check_embedding_rows
 log = logging.getLogger(__name__)
 
 METRICS_FOLDER = paths.ROOT / "metrics"
-MIN_RELIABLE_ITEMS = 100  # with fewer items, the standard errors are too large
 MODEL_CHARACTERS = 40  # maximum length of the name of a model in a table
 CELL_CHARACTERS = 14  # minimum width of a column of scores
 
@@ -247,11 +246,8 @@ def table(task: Task, line: Mapping[str, Any], hardware_text: str) -> str:
         "Scores that are fractions are in per cent, with their standard error after ±. "
         f"Scores of other models are of all {task.size:,} items of the data set.",
     ]
-    if num_items < MIN_RELIABLE_ITEMS:
-        notes.append(
-            f"With fewer than {MIN_RELIABLE_ITEMS} items, neither a score nor its standard error "
-            f"is reliable."
-        )
+    if num_items < score_tables.MIN_RELIABLE_ITEMS:
+        notes.append(score_tables.UNRELIABLE)
     notes += [f"{score} ({rule})" for score, rule in task.scores.items()]
     notes += task.citations
     table_lines = terminal.align(rows, width, numbers_right=True)

@@ -121,6 +121,7 @@ def run(args: argparse.Namespace, models: Sequence[ListedModel], score_file: Sco
             f"{score_file.path} contains the scores"
         )
     num_failed = 0
+    reported_problems = set()  # a problem of a task is the same for all models
     number = 0
     catch_interrupts()
     try:
@@ -131,7 +132,9 @@ def run(args: argparse.Namespace, models: Sequence[ListedModel], score_file: Sco
                 problem = scorer.score(model, plan, f"{number} of {num_models}")
             if problem is not None:
                 num_failed += 1
-                log.warning(problem)
+                if problem not in reported_problems:
+                    log.warning(problem)
+                reported_problems.add(problem)
     except KeyboardInterrupt:
         raise BadInput(
             f"interrupted. The scores of the models before are in {score_file.path}. The same "

@@ -3,10 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ursa_minor.base import terminal
 from ursa_minor.base.wording import pluralize
 from ursa_minor.evaluation.task import Task
 
 ScoreLine = Mapping[str, Any]  # the scores of a model on a task
+
+MIN_RELIABLE_ITEMS = 100  # with fewer items, the standard errors are too large
+UNRELIABLE = (
+    f"With fewer than {MIN_RELIABLE_ITEMS} items, neither a score nor its standard error is "
+    f"reliable."
+)
 
 STEP_WIDTH = 8
 TOKENS_WIDTH = 7
@@ -14,7 +21,8 @@ CELL_WIDTH = 15  # at least the longest name of a task, and 100.00 ± 10.00
 PART_WIDTH = 51  # the longest name of a part of BLiMP
 PART_CELL_WIDTH = 13  # 100.00 ± 0.00
 GAP = "  "
-# The numbers of columns that fit into 80 characters.
+WIDTH = 80
+# The numbers of columns that fit into this width.
 TASKS_PER_ROW = 3
 MODELS_PER_ROW = 2
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -38,7 +46,32 @@ def models_table(tasks: Sequence[Task], lines: Sequence[ScoreLine]) -> str:
     chances = ", ".join(_chance(task) for task in tasks if task.chance)
     if chances:
         legend += f"\nBy chance: {chances}"
+    for note in _left_out_notes(tasks, lines):
+        legend += f"\n{terminal.wrap(note, WIDTH)}"
+    small_tasks = [line["task"] for line in lines if line["items"] < MIN_RELIABLE_ITEMS]
+    if small_tasks:
+        names = ", ".join(dict.fromkeys(small_tasks))
+        legend += f"\n{terminal.wrap(f'{names}: {UNRELIABLE}', WIDTH)}"
     return "\n\n".join([*blocks, legend])
+
+
+def _left_out_notes(tasks: Sequence[Task], lines: Sequence[ScoreLine]) -> list[str]:
+    """Return a line for each number of items of a task that was left out, with its runs."""
+    notes = []
+    for task in tasks:
+        runs_by_number: dict[tuple[int, int], list[str]] = {}
+        for line in lines:
+            if line["task"] == task.name and line["left_out"]:
+                number = (line["left_out"], line["left_out"] + line["items"])
+                runs_by_number.setdefault(number, []).append(line["run"] or line["model"])
+        for (left_out, total), runs in runs_by_number.items():
+            names = ", ".join(dict.fromkeys(runs))
+            notes.append(
+                f"The score of {task.name} leaves out {left_out:,} of "
+                f"{pluralize(total, 'item', 'items')}, because an ending is longer than the "
+                f"context ({names})."
+            )
+    return notes
 
 
 def _chance(task: Task) -> str:
@@ -89,10 +122,7 @@ def first_score(task: Task) -> str:
 def _score(task: Task, line: ScoreLine | None) -> str:
     if line is None:
         return "-"
-    name = first_score(task)
-    value = task.format_score(name, line[name])
-    error = task.format_score(name, line[f"{name}_stderr"])
-    return f"{value} ± {error}"
+    return task.format_with_error(first_score(task), line)
 
 
 def _tokens(tokens: int | None) -> str:

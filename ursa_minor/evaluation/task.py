@@ -147,12 +147,27 @@ class Task:
         """Return each score of a result with its standard error as text.
 
         Args:
+            result: see ``format_with_error``.
             unit: unit that is written after each value in per cent.
         """
         texts = []
         for score in self.scores:
-            value = self.format_score(score, result[score])
-            error = self.format_score(score, result[f"{score}_stderr"])
             value_unit = unit if score in self.shares else ""
-            texts.append(f"{value}{value_unit} ± {error}")
+            texts.append(self.format_with_error(score, result, value_unit))
         return texts
+
+    def format_with_error(self, score: str, result: Mapping[str, float], unit: str = "") -> str:
+        """Return a score of a result as text, with its standard error.
+
+        The standard error is left out for a single item, because it is unknown.
+
+        Args:
+            result: the scores, their standard errors, and the number of ``items``.
+            unit: is written after the score.
+        """
+        value = self.format_score(score, result[score])
+        text = f"{value}{unit}"
+        if result["items"] > 1:
+            error = self.format_score(score, result[f"{score}_stderr"])
+            text += f" ± {error}"
+        return text

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from ursa_minor.base.gpus import Gpu
+from ursa_minor.base.run_files import COMPLETE, WEIGHTS
 from ursa_minor.model.architectures import Shape
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.recipe import kept_steps, keys
@@ -231,24 +232,57 @@ def seconds_per_token(shape: Shape, gpu: Gpu) -> float:
     return seconds
 
 
-def kept_checkpoints(recipe: keys.Recipe) -> tuple[int, float]:
-    """Return the number and the bytes of the checkpoints that ``keep_checkpoints`` keeps.
+def kept_checkpoints(
+    recipe: keys.Recipe,
+    *,
+    first_step: int = 0,
+    last_step: int | None = None,
+    existing: Mapping[int, str] | None = None,
+) -> dict[int, str]:
+    """Return the checkpoints of ``keep_checkpoints`` that a run folder will contain.
 
-    They are fp32 weights and, with ``keep_optimizer``, two moments. Steps whose checkpoints the run
-    keeps anyway, because ``save_total_limit`` is 0, are not counted.
+    Steps whose checkpoints the run keeps anyway, because ``save_total_limit`` is 0, are left out.
+
+    Args:
+        first_step: the step at which the run starts or continues.
+        last_step: the step at which it ends. None for the last step of the recipe.
+        existing: the kept checkpoints that the folder contains already.
+
+    Returns:
+        For each step, ``COMPLETE`` or ``WEIGHTS``.
     """
     saving = recipe.saving
+    if last_step is None:
+        last_step = recipe.schedule.total_steps
     steps = kept_steps.all_kept(
-        saving.keep_checkpoints or (), recipe.schedule.total_steps, recipe.batch.tokens_per_step
+        saving.keep_checkpoints or (), last_step, recipe.batch.tokens_per_step
     )
+    contents = COMPLETE if saving.keep_optimizer else WEIGHTS
+    kept = dict(existing or {})
+    kept |= {step: contents for step in steps if step >= first_step}
     if saving.save_steps and not saving.save_total_limit:
-        steps = [step for step in steps if step == 0 or step % saving.save_steps]
-    bytes_per_weight = COMPLETE_BYTES if saving.keep_optimizer else WEIGHT_BYTES
-    return len(steps), float(bytes_per_weight * shape_of(recipe.model).parameters * len(steps))
+        kept = {step: kept[step] for step in kept if step == 0 or step % saving.save_steps}
+    return kept
 
 
-def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
-    """Return the most bytes that a run writes: its checkpoints, and the token shards it reads."""
+def bytes_of_kept(recipe: keys.Recipe, kept: Mapping[int, str]) -> float:
+    """Return the bytes of kept checkpoints: fp32 weights and, if they are complete, two moments."""
+    parameters = shape_of(recipe.model).parameters
+    total = 0.0
+    for contents in kept.values():
+        bytes_per_weight = COMPLETE_BYTES if contents == COMPLETE else WEIGHT_BYTES
+        total += bytes_per_weight * parameters
+    return total
+
+
+def written_bytes(
+    recipe: keys.Recipe, kept: Mapping[int, str] | None = None
+) -> tuple[float, float]:
+    """Return the most bytes that a run writes: its checkpoints, and the token shards it reads.
+
+    Args:
+        kept: see ``kept_checkpoints``. None for those of the entire run.
+    """
     shape = shape_of(recipe.model)
     max_steps = recipe.schedule.total_steps
     save_steps = recipe.saving.save_steps
@@ -258,8 +292,9 @@ def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
         num_checkpoints = max_steps // save_steps
     # The stored checkpoints and the one being written.
     checkpoint_bytes = float(COMPLETE_BYTES * shape.parameters * (num_checkpoints + 1))
-    _num_kept, kept_bytes = kept_checkpoints(recipe)
-    checkpoint_bytes += kept_bytes
+    if kept is None:
+        kept = kept_checkpoints(recipe)
+    checkpoint_bytes += bytes_of_kept(recipe, kept)
 
     sources = recipe.data.resolved_sources
     if all(source.is_token_folder for source in sources):

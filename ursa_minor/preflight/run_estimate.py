@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from ursa_minor.base import gpus, terminal
+from ursa_minor.base.run_files import WEIGHTS
 from ursa_minor.base.wording import pluralize
 from ursa_minor.model.architectures import Shape
 from ursa_minor.preflight import estimate
@@ -193,7 +194,7 @@ def describe(recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
     if row["fits"]:
         texts |= _describe_fitting_run(recipe, gpu, row)
     if recipe.saving.keep_checkpoints:
-        texts["checkpoints"] = describe_kept(recipe)
+        texts["checkpoints"] = describe_kept(recipe, estimate.kept_checkpoints(recipe))
     if row["count"] > 1 and gpu.is_geforce:
         texts["transfers"] = NO_PEER_TO_PEER
     texts["GPT-2 124M"] = _measured_speeds(gpu)
@@ -203,14 +204,19 @@ def describe(recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
     return "\n".join([title, "", *lines, "", paragraph(SOURCES)])
 
 
-def describe_kept(recipe: keys.Recipe) -> str:
-    """Return the disk use of the checkpoints that ``keep_checkpoints`` keeps, as text."""
-    num_kept, kept_bytes = estimate.kept_checkpoints(recipe)
-    kept = pluralize(num_kept, "checkpoint", "checkpoints")
-    contents = "complete" if recipe.saving.keep_optimizer else "weights only"
-    most_bytes, _shard_bytes = estimate.written_bytes(recipe)
+def describe_kept(recipe: keys.Recipe, kept: Mapping[int, str]) -> str:
+    """Return the number and the disk use of kept checkpoints (``estimate.kept_checkpoints``)."""
+    number = pluralize(len(kept), "checkpoint", "checkpoints")
+    num_weights = sum(contents == WEIGHTS for contents in kept.values())
+    kinds = f"{num_weights} with weights only"
+    if num_weights == 0:
+        kinds = "complete"
+    elif num_weights == len(kept):
+        kinds = "weights only"
+    kept_bytes = estimate.bytes_of_kept(recipe, kept)
+    most_bytes, _shard_bytes = estimate.written_bytes(recipe, kept)
     return (
-        f"{kept} kept by keep_checkpoints ({contents}): {gigabytes(kept_bytes)}; with the others "
+        f"{number} kept by keep_checkpoints ({kinds}): {gigabytes(kept_bytes)}; with the others "
         f"at most {gigabytes(most_bytes)} on disk"
     )
 

@@ -57,6 +57,13 @@ def _problem_of_item(item: Any) -> str | None:
         return None
     if not isinstance(item, str):
         return f"{RULE}. {shorten(item)} is neither"
+    if not item.strip():
+        return f"{RULE}. A value is empty. To keep none of these checkpoints, use none"
+    if "," in item or ";" in item:
+        return (
+            f"{RULE}. Separate the values with spaces on the command line (0 100 10M), and write a "
+            f"list in a recipe file"
+        )
     point = POINT.fullmatch(item[:MAX_LENGTH])
     if point is None or len(item) > MAX_LENGTH:
         if item.startswith("-") and POINT.fullmatch(item[1:]):

@@ -6,6 +6,7 @@ are one line, the mean, with a band of one standard deviation.
 
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from ursa_minor.base.wording import pluralize
 from ursa_minor.evaluation.score_tables import first_score
 from ursa_minor.evaluation.task import Task
 from ursa_minor.reporting import curves
-from ursa_minor.reporting.run_groups import group_runs
+from ursa_minor.reporting.run_groups import group_runs, have_different_seeds
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", "-.")  # if there are more lines than colors
 PANEL_HEIGHT = 3.4
 MAX_LEGEND_COLUMNS = 4
+SEPARATORS = "-_."  # between the words in the name of a run
 MAX_NAME = 50  # a longer name is shortened
 LEGEND_ROW_HEIGHT = 0.25  # inches
 # Step 0 has no logarithm. It is drawn to the left of the smallest number of tokens, at this part of
@@ -79,7 +81,7 @@ class LabeledRuns(NamedTuple):
     """Runs that are drawn as one line.
 
     Attributes:
-        name: the name of the first run.
+        name: the name of the run, or what the names of several runs have in common.
         run_dirs: the folders of the runs.
     """
 
@@ -130,19 +132,30 @@ def draw(tasks: Sequence[Task], lines: Sequence[ScoreLine], path: Path) -> None:
 
 
 def _group(run_dirs: Sequence[str]) -> list[LabeledRuns]:
-    """Join the runs that differ only in their seeds, and return a label for each line."""
+    """Join the runs that differ only in their seeds, and return a label for each line.
+
+    Runs that do not even differ in their seeds have a line each.
+    """
     paths = [Path(run_dir) / METRICS for run_dir in run_dirs]
     groups = [[run_dir] for run_dir in run_dirs]
     if len(run_dirs) > 1:
         try:
             run_groups = group_runs(paths, ["seed"])
-            groups = [[str(path.parent) for path in group.paths] for group in run_groups]
+            groups = []
+            for run_group in run_groups:
+                folders = [str(path.parent) for path in run_group.paths]
+                if have_different_seeds(run_group.paths):
+                    groups.append(folders)
+                else:
+                    groups += [[folder] for folder in folders]
         except BadInput:
             log.warning(
                 f"Each run has its own line in the picture, because the {RECIPE} of some of them "
                 f"is missing or incomplete"
             )
-    names = [Path(group[0]).resolve().name for group in groups]
+    names = [_common_name(group) for group in groups]
+    if len(set(names)) < len(names):
+        names = [Path(group[0]).resolve().name for group in groups]
     if len(set(names)) < len(names):
         names = [group[0] for group in groups]
     labeled = []
@@ -152,6 +165,21 @@ def _group(run_dirs: Sequence[str]) -> list[LabeledRuns]:
             name = f"{full_name[: MAX_NAME - 3]}..."
         labeled.append(LabeledRuns(name, group))
     return labeled
+
+
+def _common_name(run_dirs: Sequence[str]) -> str:
+    """Return what the names of runs have in common: "muon" for muon-1 and muon-2.
+
+    It is the name of the first run if the names have nothing in common.
+    """
+    names = [Path(run_dir).resolve().name for run_dir in run_dirs]
+    parts = [re.split(f"([{SEPARATORS}])", name) for name in names]  # words and separators
+    common_name = ""
+    for words in zip(*parts, strict=False):
+        if len(set(words)) > 1:
+            break
+        common_name += words[0]
+    return common_name.rstrip(SEPARATORS) or names[0]
 
 
 def _title(groups: Sequence[LabeledRuns]) -> str:
@@ -187,9 +215,7 @@ def _draw_panel(
             task.chance, color=curves.BLACK, linestyle=":", linewidth=1.2, label=f"{value} chance"
         )
 
-    num_items = max(line["items"] for line in lines)
-    items = pluralize(num_items, "item", "items")
-    axes.set_ylabel(f"{task.label} {score}\n(% of {items})")
+    axes.set_ylabel(f"{task.label} {score}\n(% of {_number_of_items(lines)})")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     axes.margins(y=0.08)
     # The legend is above the panel, where it covers no line.
@@ -200,6 +226,15 @@ def _draw_panel(
         borderaxespad=0.2,
         frameon=False,
     )
+
+
+def _number_of_items(lines: Sequence[ScoreLine]) -> str:
+    """Return on how many items models were scored, or a range if the tokenizers leave out items."""
+    numbers = [line["items"] for line in lines]
+    least = min(numbers)
+    most = max(numbers)
+    items = pluralize(most, "item", "items")
+    return items if least == most else f"{least:,} to {items}"
 
 
 def _draw_curve(axes, curve: Curve, label: str, number: int, zero: float) -> None:
@@ -266,8 +301,7 @@ def _curve(runs: Sequence[Run], name: str, task: Task) -> Curve | None:
     if num_missing:
         log.warning(
             f"{name}: the picture of {task.name} leaves out "
-            f"{pluralize(num_missing, 'number', 'numbers')} of tokens at which not every seed has "
-            f"a score"
+            f"{pluralize(num_missing, 'point', 'points')} at which some seeds have no score"
         )
     if not common_tokens:
         return None

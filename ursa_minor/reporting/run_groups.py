@@ -10,9 +10,11 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import METRICS, RECIPE
 from ursa_minor.recipe import keys, loading
 
-# Recipe keys that say where a run is stored, logged and published, and nothing about its training.
-NAMING_KEYS = (
+# Recipe keys that say where a run is stored, logged and published and which checkpoints it keeps,
+# and nothing about its training.
+STORAGE_KEYS = (
     *("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint"),
+    *("save_steps", "save_total_limit", "keep_checkpoints", "keep_optimizer"),
     *(field.name for field in dataclasses.fields(keys.SECTIONS["tracking"])),
     *(field.name for field in dataclasses.fields(keys.SECTIONS["hub"])),
 )
@@ -32,7 +34,7 @@ class RunGroup(NamedTuple):
 
 def group_runs(paths: Sequence[Path], group_keys: Sequence[str]) -> list[RunGroup]:
     """Return the runs that belong into one column, in the order of the first run of each."""
-    ignored_keys = {*NAMING_KEYS, *group_keys}
+    ignored_keys = {*STORAGE_KEYS, *group_keys}
     if "seed" in group_keys:
         ignored_keys.add("data_seed")
     recipes = {path: keys.map_paths(read_recipe(path), relative_path) for path in paths}
@@ -46,6 +48,20 @@ def group_runs(paths: Sequence[Path], group_keys: Sequence[str]) -> list[RunGrou
             group_id = json.dumps(recipe, sort_keys=True, default=str)
         groups.setdefault(group_id, RunGroup(recipe, [])).paths.append(path)
     return list(groups.values())
+
+
+def have_different_seeds(paths: Sequence[Path]) -> bool:
+    """Return whether no two of these runs have the same values of seed and data_seed.
+
+    Args:
+        paths: metrics.jsonl of each run.
+    """
+    seeds = set()
+    for path in paths:
+        recipe = read_recipe(path)
+        values = [recipe.get(key, keys.FIELDS[key].default) for key in ("seed", "data_seed")]
+        seeds.add(tuple(values))
+    return len(seeds) == len(paths)
 
 
 def relative_path(name: str, path: str) -> str:

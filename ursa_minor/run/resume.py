@@ -71,6 +71,16 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     return path, corrupted
 
 
+def weights_only_notes(folder: Path) -> list[str]:
+    """Return a line for a run that starts at step 0 although its folder contains checkpoints."""
+    if not checkpoint_files.list_checkpoints(folder):
+        return []
+    return [
+        f"note: this run starts at step 0, because all checkpoints in {folder} contain only "
+        f"weights (keep_optimizer = false)"
+    ]
+
+
 def _download_checkpoint(recipe: keys.Recipe) -> Path | None:
     """Download the checkpoint of a ``hub://`` address. Return its folder, or None without one.
 
@@ -271,6 +281,7 @@ class Checkpoints:
         path, corrupted = find_checkpoint(recipe, accelerator)
         notes = [f"skipped a corrupted checkpoint: {line}" for line in corrupted]
         if path is None:
+            notes += weights_only_notes(recipe.saving.checkpoints)
             return RunState.begin(recipe.schedule), notes
 
         saved = checkpoint.read_state(path)

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel
 
-from ursa_minor.base import files, gpus
+from ursa_minor.base import checkpoint_files, files, gpus
 from ursa_minor.base.run_files import FINISH
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.base.wording import pluralize, shorten
@@ -29,7 +29,7 @@ from ursa_minor.model.build import build
 from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.model.loss import loss_module
 from ursa_minor.optim import optimizers
-from ursa_minor.preflight import run_estimate
+from ursa_minor.preflight import estimate, run_estimate
 from ursa_minor.preflight.estimate import shape_of
 from ursa_minor.recipe import kept_steps, keys
 from ursa_minor.recipe.batching import Plan
@@ -226,12 +226,28 @@ def header(
     yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {total_flops:.2e} in total"
 
 
+def last_step_of(recipe: keys.Recipe, state: RunState) -> int:
+    """Return the step at which a run ends, which is the current one if it has ended."""
+    if state.has_ended(recipe.evaluation.early_stopping_patience):
+        return state.step
+    return state.max_steps
+
+
 def kept_checkpoints(recipe: keys.Recipe, state: RunState) -> Iterator[str]:
-    """Yield lines on the checkpoints that ``keep_checkpoints`` keeps."""
+    """Yield lines on the checkpoints that ``keep_checkpoints`` keeps.
+
+    The number is that of the checkpoints in the run folder, and of those that are still to come.
+    """
     points = recipe.saving.keep_checkpoints
     if not points:
         return
-    yield f"keep     {run_estimate.describe_kept(recipe)}"
+    kept = estimate.kept_checkpoints(
+        recipe,
+        first_step=state.step,
+        last_step=last_step_of(recipe, state),
+        existing=checkpoint_files.kept_contents(recipe.saving.checkpoints),
+    )
+    yield f"keep     {run_estimate.describe_kept(recipe, kept)}"
     tokens_per_step = recipe.batch.tokens_per_step
     beyond = kept_steps.beyond(points, state.max_steps, tokens_per_step)
     if beyond:
