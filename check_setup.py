@@ -34,7 +34,7 @@ from ursa_minor.data.sources import find as find_sources
 from ursa_minor.preflight import budget, checks, data_size, run_estimate, train_command
 from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.preflight.data_check import DataExamination
-from ursa_minor.recipe import command_line, keys, loading, sizes
+from ursa_minor.recipe import command_line, keys, loading, rules, sizes
 from ursa_minor.recipe.data_source import DATA_KEYS
 
 log = logging.getLogger("ursa_minor.check_setup")
@@ -93,6 +93,12 @@ OPTIONS = {
             "Estimate the recipe for another model size, such as gpt2-xl or gpt3-175b.",
         ),
         Option("max_steps", int, "N", "Estimate for this number of updates."),
+        Option(
+            "num_train_epochs",
+            float,
+            "X",
+            "Estimate for this number of times that the training text is read.",
+        ),
         Option("tokens", float, "X", "Estimate for this number of tokens, such as 10e9."),
     ),
     "plans": (
@@ -121,12 +127,16 @@ OPTIONS = {
 DATA_OPTIONS = [name for name in keys.FIELDS if name in DATA_KEYS and name != "sources"]
 DATA_HELP = "Recipe keys. The data is examined, and the launch command has these flags."
 # Options of which only one can be used.
-EXCLUSIVE = {
-    "card": "all_cards",
-    "tokens": "max_steps",
-    "hours": "budget",
-    "price_per_card_hour": "price_per_machine_hour",
-}
+EXCLUSIVE = (
+    ("card", "all_cards"),
+    ("tokens", "max_steps"),
+    ("tokens", "num_train_epochs"),
+    ("max_steps", "num_train_epochs"),
+    ("hours", "budget"),
+    ("price_per_card_hour", "price_per_machine_hour"),
+)
+# Options that do not fit --plan.
+CHOSEN_BY_PLAN = ("size", "tokens", "max_steps", "num_train_epochs", "all_cards")
 
 
 @exit_on_bad_input
@@ -138,11 +148,12 @@ def main(argv: list[str] | None = None) -> int:
         show_plan(args)
         return 0
     flags = data_flags(args) | size_flags(args)
+    length = length_flags(args, flags)
     if args.estimate:  # show the notes on the recipe, as the header of a run does
         console.start(stream=None if args.json else sys.stdout)
-    recipe = load(args.recipe, flags)
+    recipe = load(args.recipe, flags | length, needs_length=args.estimate)
     if args.estimate:
-        show_estimates(recipe, args)
+        show_estimates(recipe, args, length)
         return 0
     return show_checks(recipe, args)
 
@@ -211,7 +222,7 @@ def _invalid_values(args: argparse.Namespace, numbers: Mapping[str, float]) -> l
     for name, number in numbers.items():
         if not 0 < number < math.inf:
             problems.append(f"--{name} {number}: must be greater than 0 and finite")
-    for name, other_name in EXCLUSIVE.items():
+    for name, other_name in EXCLUSIVE:
         if getattr(args, name) and getattr(args, other_name):
             problems.append(f"--{name} and --{other_name} exclude each other. Use one of them")
     return problems
@@ -220,10 +231,12 @@ def _invalid_values(args: argparse.Namespace, numbers: Mapping[str, float]) -> l
 def _invalid_plan_options(args: argparse.Namespace) -> list[str]:
     """Return an error message for each option that does not fit ``--plan``, or needs it."""
     problems = []
-    if args.plan and (args.size or args.tokens or args.max_steps or args.all_cards):
+    chosen = [name for name in CHOSEN_BY_PLAN if getattr(args, name)]
+    if args.plan and chosen:
+        names = ", ".join(f"--{name}" for name in chosen)
         problems.append(
-            "--plan chooses the size and the number of tokens for one type of GPU. Leave out "
-            "--size, --tokens, --max_steps and --all_cards"
+            f"--plan chooses the size and the number of tokens for one type of GPU. Leave out "
+            f"{names}"
         )
     if args.plan and data_flags(args):
         names = ", ".join(f"--{name}" for name in data_flags(args))
@@ -239,27 +252,42 @@ def _invalid_plan_options(args: argparse.Namespace) -> list[str]:
 
 
 def size_flags(args: argparse.Namespace) -> dict[str, str]:
-    """Return the recipe flags for ``--size``, and the number of steps if an option states it."""
+    """Return the recipe flags for ``--size``."""
     if not args.size:
         return {}
     sizes.find_size(args.size)
-    flags = {"size": args.size, "run_name": args.size}
+    return {"size": args.size, "run_name": args.size}
+
+
+def length_flags(args: argparse.Namespace, flags: Mapping[str, Any]) -> dict[str, str]:
+    """Return the recipe flag for the length of the run, if an option states it.
+
+    Args:
+        args: the options of this script.
+        flags: the other recipe flags.
+    """
     if args.tokens:
-        recipe = load(args.recipe, data_flags(args) | flags)
-        flags["max_steps"] = str(steps_for(args.tokens, recipe))
-    elif args.max_steps:
-        flags["max_steps"] = str(args.max_steps)
-    return flags
+        recipe = load(args.recipe, flags, needs_length=False)
+        return {"max_steps": str(math.ceil(args.tokens / recipe.batch.tokens_per_step))}
+    if args.max_steps:
+        return {"max_steps": str(args.max_steps)}
+    if args.num_train_epochs:
+        return {"num_train_epochs": str(args.num_train_epochs).removesuffix(".0")}
+    return {}
 
 
-def steps_for(tokens: float, recipe: keys.Recipe) -> int:
-    """Return the number of updates that read this number of tokens."""
-    return math.ceil(tokens / recipe.batch.tokens_per_step)
+def load(
+    path: str, flags: Mapping[str, Any] | None = None, *, needs_length: bool = True
+) -> keys.Recipe:
+    """Load a recipe, with the keys that its ``init_from`` model determines.
 
-
-def load(path: str, flags: Mapping[str, Any] | None = None) -> keys.Recipe:
-    """Load a recipe, with the keys that its ``init_from`` model determines."""
-    recipe = loading.load_recipe(paths.find_from_anywhere(Path(path)), flags)
+    Args:
+        path: the recipe file, in the current folder or else in the repository.
+        flags: see ``loading.load_recipe``.
+        needs_length: see ``loading.load_recipe``.
+    """
+    recipe_file = paths.find_from_anywhere(Path(path))
+    recipe = loading.load_recipe(recipe_file, flags, needs_length=needs_length)
     if recipe.model.init_from:
         # Imported here, because this script also runs without the packages that it imports.
         from ursa_minor.model import pretrained
@@ -275,9 +303,12 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         1 if one of them is an error, otherwise 0.
     """
     results = []
+    flags = data_flags(args)
     recipe, length_checks = complete_length(recipe)
+    if any(check.level == WARNING for check in length_checks):
+        flags |= train_command.LENGTH_PLACEHOLDER
     examination = DataExamination(recipe)
-    for check in chain(length_checks, _run_checks(recipe, args, examination)):
+    for check in chain(length_checks, _run_checks(recipe, args, flags, examination)):
         line = redact(str(check))
         if check.level == TRYING:
             _show_progress(line)
@@ -302,29 +333,41 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
 
 
 def complete_length(recipe: keys.Recipe) -> tuple[keys.Recipe, list[Check]]:
-    """Return the recipe with the number of steps of num_train_epochs, and a check result about it.
+    """Return the recipe with the number of steps of num_train_epochs, and check results about it.
 
     If the number is not known, the returned recipe has one step. The check of the disks then counts
-    the checkpoints and no shards.
+    the checkpoints and no shards. If train.py cannot compute it either, there are warnings.
     """
     schedule = recipe.schedule
-    if schedule.max_steps is None and data_size.estimate_steps(recipe) is None:
+    problems = list(rules.epoch_problems(keys.to_dict(recipe)))
+    length_checks = [Check("length", WARNING, problem) for problem in problems]
+    if schedule.max_steps is None and not problems and data_size.estimate_steps(recipe) is None:
         text = f"num_train_epochs = {schedule.num_train_epochs:g}: {data_size.UNKNOWN_STEPS}"
+        length_checks = [Check("length", OK, text)]
+    if length_checks:
         recipe = keys.replace(recipe, num_train_epochs=None, max_steps=1)
-        return recipe, [Check("length", OK, text)]
+        return recipe, length_checks
     recipe, note = data_size.complete_recipe(recipe)
     return recipe, [Check("length", OK, note)] if note else []
 
 
 def _run_checks(
-    recipe: keys.Recipe, args: argparse.Namespace, examination: DataExamination
+    recipe: keys.Recipe,
+    args: argparse.Namespace,
+    flags: dict[str, Any],
+    examination: DataExamination,
 ) -> Iterator[Check]:
     """Yield the results of all checks: of the data if it is examined, then of the machine.
+
+    Args:
+        recipe: the recipe with its number of steps.
+        args: the options of this script.
+        flags: recipe flags of the launch command.
+        examination: looks at the data.
 
     Raises:
         BadInput: the data cannot be prepared.
     """
-    flags = data_flags(args)
     network_checks = checks.examine_network(recipe)
     if not args.examines_data:
         yield from checks.examine(recipe, args.recipe, flags, quick=args.quick)
@@ -339,7 +382,7 @@ def _run_checks(
             unreachable.append(check.name)
         yield check
     yield from examination.examine_remote(unreachable)
-    flags |= examination.flags
+    flags = flags | examination.flags
     if not find_sources.has_data(recipe.data):
         flags |= train_command.DATA_PLACEHOLDER
     yield from checks.examine(recipe, args.recipe, flags, quick=args.quick)
@@ -360,11 +403,16 @@ def _clear_progress() -> None:
         print("\033[K", end="\r", file=sys.stderr, flush=True)
 
 
-def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
-    """Print the estimate of a run on the selected GPUs, or a table for all known GPUs."""
-    max_steps = stated_steps(recipe, args)
-    if max_steps:
-        recipe = keys.replace(recipe, num_train_epochs=None, max_steps=max_steps)
+def show_estimates(
+    recipe: keys.Recipe, args: argparse.Namespace, length: Mapping[str, str]
+) -> None:
+    """Print the estimate of a run on the selected GPUs, or a table for all known GPUs.
+
+    Args:
+        recipe: the recipe with all flags.
+        args: the options of this script.
+        length: the recipe flag for the length of the run (``length_flags``).
+    """
     recipe, note = data_size.complete_recipe(recipe)
     if note:
         log.info(f"length   {note}")
@@ -390,14 +438,7 @@ def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
         return
     print(run_estimate.describe(recipe, selected_gpus[0], row))
     if row["fits"] and not args.size:
-        print(f"\n{_training_command(recipe, args, row, max_steps)}")
-
-
-def stated_steps(recipe: keys.Recipe, args: argparse.Namespace) -> int | None:
-    """Return the number of updates that the options state, or None if they state none."""
-    if args.tokens:
-        return steps_for(args.tokens, recipe)
-    return args.max_steps
+        print(f"\n{_training_command(recipe, args, row, length)}")
 
 
 def _select_gpus(args: argparse.Namespace) -> tuple[Sequence[gpus.Gpu], Sequence[int]]:
@@ -411,20 +452,20 @@ def _select_gpus(args: argparse.Namespace) -> tuple[Sequence[gpus.Gpu], Sequence
 
 
 def _training_command(
-    recipe: keys.Recipe, args: argparse.Namespace, row: dict[str, Any], max_steps: int | None
+    recipe: keys.Recipe, args: argparse.Namespace, row: dict[str, Any], length: Mapping[str, str]
 ) -> str:
     """Return the command of an estimated run.
 
     Args:
+        recipe: the recipe of the run.
         args: the options of this script.
         row: the estimate of the run.
-        max_steps: number of updates, if it is not that of the recipe file.
+        length: the recipe flag for the length of the run (``length_flags``).
     """
     changes = data_flags(args)
     if not find_sources.has_data(recipe.data):
         changes |= train_command.DATA_PLACEHOLDER
-    if max_steps:
-        changes["max_steps"] = max_steps
+    changes |= length
     if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
     return budget.command(row, args.recipe, changes)
@@ -441,7 +482,7 @@ def show_plan(args: argparse.Namespace) -> None:
 
     plans = {}
     for path in recipe_paths:
-        recipe = load(path)
+        recipe = load(path, needs_length=False)  # the plan sets the length
         plans[path] = budget.plan(recipe, gpu, count, hours, price)
     fitting_plans = {path: row for path, row in plans.items() if row}
     if not fitting_plans:

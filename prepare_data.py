@@ -35,7 +35,7 @@ from ursa_minor.data.sources.find import FoundSource
 from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.hub import client
 from ursa_minor.model.resolve import convert_others_in, resolve_model
-from ursa_minor.recipe import command_line, keys, loading
+from ursa_minor.recipe import command_line, keys, loading, rules
 
 log = logging.getLogger("ursa_minor")
 
@@ -143,7 +143,7 @@ def load_recipe(flags: dict[str, Any], *, serves_training: bool) -> keys.Recipe:
     logging.getLogger(silenced).setLevel(logging.WARNING)
     path = command_line.find_recipe(flags.pop("recipe", loading.DEFAULT_RECIPE))
     modes = ("eval_only",) if serves_training else ()
-    return loading.load_recipe(path, flags, modes=modes)
+    return loading.load_recipe(path, flags, modes, needs_length=False)
 
 
 def select_sources(recipe: keys.Recipe, number: int | None) -> Sequence[keys.DataSource]:
@@ -187,6 +187,8 @@ def print_offline_instructions(
         paths += recipe.evaluation.files_of(task) or ()
     unique_paths = ", ".join(dict.fromkeys(paths))
     options = shlex.join(word for word in argv if word != "--prefetch")
+    if list(rules.epoch_problems(keys.to_dict(recipe))):
+        options += " --max_steps N"  # training cannot compute it from the epochs
     home = shlex.quote(constants.HF_HOME)
     print(f"Copy this folder, the installed packages, and: {unique_paths}")
     print(

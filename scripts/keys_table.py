@@ -22,7 +22,8 @@ HEADER = "| key: default | purpose | has an effect if | is overridden by |\n|---
 OTHER_SOURCE = "another data source as a flag"
 SHAPE = ("n_layer", "n_head", "n_embd")
 SCALED = ("max_steps", "warmup_steps")
-LENGTH = ("max_steps", "num_train_epochs")  # a flag for one of them overrides both in the recipe
+LENGTH = ("max_steps", "num_train_epochs")
+EITHER_LENGTH = "`--max_steps` or `--num_train_epochs`, whichever is given"
 
 
 def tables() -> str:
@@ -67,7 +68,7 @@ def overridden_by(name: str) -> list[str]:
         overrides.append("`max_hours`")
     if name in LENGTH:
         overrides.append("`--extend_steps`")
-        overrides += [f"`--{other}`" for other in LENGTH if other != name]
+        overrides.append(EITHER_LENGTH)
     return overrides
 
 

@@ -699,7 +699,6 @@ def test_check_adds_owner_without_creating_repository(server, token, repo_id):
     assert not server.repositories
 
 
-@pytest.mark.newest
 def test_check_rejects_unknown_license(server):
     refusal = '"license" must be one of [mit, ...]'
     server.problems = [InjectedError("validate-yaml", 1, status=400, message=refusal)]

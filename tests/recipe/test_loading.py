@@ -1027,10 +1027,21 @@ def test_epochs_of_unknown_length_are_rejected(tmp_path, changes, word):
     path = write_recipe(tmp_path, **changes, max_steps=None, num_train_epochs=2)
 
     (message,) = errors_of(path)
+    recipe = loading.load_recipe(path, needs_length=False)
 
-    assert "num_train_epochs = 2" in message
+    assert "num_train_epochs" in message
     assert "--max_steps" in message
     assert word in message
+    assert recipe.schedule.num_train_epochs == 2
+
+
+def test_epochs_and_consumed_shards_are_named_once(tmp_path):
+    flags = {"num_train_epochs": "2", "stream_keep": "consumed"}
+
+    (message,) = errors_of(write_recipe(tmp_path), flags)
+
+    assert message.startswith("--stream_keep consumed: ")
+    assert message.count("num_train_epochs") == 1
 
 
 @pytest.mark.parametrize(
@@ -1148,6 +1159,35 @@ def test_changed_epochs_name_the_steps_of_the_run(tmp_path):
     (message,) = caught.value.lines
     assert "max_steps = 20 (num_train_epochs = 2)" in message
     assert "--max_steps 10" in message
+
+
+def test_changed_epochs_name_the_epochs_of_the_run(tmp_path):
+    recipe = load(tmp_path, max_steps=None, num_train_epochs=30000)
+    before = loading.with_max_steps(recipe, 10, logs_advice=False)
+    recipe_file = write_recipe(tmp_path, max_steps=None, num_train_epochs=30000)
+    recipe_file = recipe_file.rename(tmp_path / "recipe.yaml")
+    changed = keys.replace(recipe, num_train_epochs=2)
+    longer = loading.with_max_steps(changed, 20, logs_advice=False)
+
+    with pytest.raises(BadInput) as caught:
+        loading.check_same_hyperparameters(recipe_file, keys.hyperparameters(before), longer)
+
+    (message,) = caught.value.lines
+    assert "num_train_epochs = 2" in message
+    assert "--num_train_epochs 30000" in message
+
+
+def test_changed_warmup_is_no_change_of_epochs(tmp_path):
+    recipe = load(tmp_path, max_steps=None, num_train_epochs=2, warmup_steps=5)
+    run = loading.with_max_steps(recipe, 20, logs_advice=False)
+    before = keys.hyperparameters(run)
+
+    with pytest.raises(BadInput) as caught:
+        loading.check_same_hyperparameters(Path("run"), before, keys.replace(run, warmup_steps=6))
+
+    (message,) = caught.value.lines
+    assert "num_train_epochs" not in message
+    assert "set warmup_steps back" in message
 
 
 @pytest.mark.parametrize("max_steps", [1, 2, 3, 4, 10, 49])

@@ -328,13 +328,24 @@ def test_hint_is_logged_once(tmp_path, capsys):
 
 def test_loss_above_bigram_baseline_is_reported(tmp_path, capsys):
     run_report = start_report(tmp_path)
+    state = RunState(max_steps=10, warmup_steps=1, step=10)
 
-    run_report.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
-    run_report.baselines(4, {"bigram": 1.45, "bigram_bits_per_byte": 0.48})
+    run_report.loss(10, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
+    run_report.baselines(state, {"bigram": 1.45, "bigram_bits_per_byte": 0.48})
 
     output = capsys.readouterr().err
     assert "no better than a bigram baseline" in output
     assert "--max_steps" in output
+
+
+def test_run_cut_by_max_hours_needs_more_hours(tmp_path, capsys):
+    run_report = start_report(tmp_path)
+    state = RunState(max_steps=4, warmup_steps=1, planned=True, step=4)
+
+    run_report.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
+    run_report.baselines(state, {"bigram": 1.45, "bigram_bits_per_byte": 0.48})
+
+    assert "Train longer (--max_hours" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,7 @@ def test_tensorboard_receives_rows_missed_while_off(run_dir):
     assert points_of(read_tensorboard(run_dir)) == expected_points(20)
 
 
+@pytest.mark.newest
 @needs("trackio")
 def test_trackio_lacks_only_killed_points(run_dir):
     from trackio.sqlite_storage import SQLiteStorage

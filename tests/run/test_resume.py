@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.run_files import STATE, step_name
+from ursa_minor.base.run_files import RECIPE, STATE, step_name
 from ursa_minor.optim.schedule import Length, learning_rate, shorten
 from ursa_minor.recipe import keys, loading
 from ursa_minor.run.resume import extended, other_length, saved_task_commits, weights_only_notes
@@ -131,6 +131,42 @@ def test_extension_by_no_steps_is_rejected():
 
     assert "--extend_steps 0" in str(caught.value)
     assert "at least 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags", "option"),
+    [
+        ("num_train_epochs: 3", {"num_train_epochs": "2"}, "num_train_epochs = 2"),
+        ("max_steps: 12", {"num_train_epochs": "3"}, "num_train_epochs = 3"),
+        ("max_steps: 12", {"max_steps": "900"}, "max_steps = 900"),
+    ],
+)
+def test_extension_of_another_length_is_rejected(tmp_path, stated, flags, option):
+    (tmp_path / RECIPE).write_text(stated)
+
+    with pytest.raises(BadInput) as caught:
+        extended(load_recipe(output_dir=str(tmp_path), **flags), 30)
+
+    (message,) = caught.value.lines
+    assert option in message
+    assert f"--recipe {tmp_path}/recipe.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags"),
+    [
+        ("num_train_epochs: 3", {"num_train_epochs": "3.0"}),
+        ("max_steps: 12", {"max_steps": "12"}),
+    ],
+)
+def test_extension_may_repeat_length_of_run(tmp_path, stated, flags):
+    (tmp_path / RECIPE).write_text(stated)
+
+    with pytest.raises(BadInput) as caught:
+        extended(load_recipe(output_dir=str(tmp_path), **flags), 30)
+
+    (message,) = caught.value.lines
+    assert "contains no complete checkpoint" in message
 
 
 @pytest.mark.parametrize(

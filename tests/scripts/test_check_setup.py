@@ -388,6 +388,19 @@ def test_command_of_own_text_names_data(data_files, capsys):
     assert "--data_files FILE" in message
 
 
+def test_command_of_hub_data_states_steps(capsys, monkeypatch, requested_urls):
+    monkeypatch.setattr(checks, "attempt", lambda command, seconds: {"text": "is fast"})
+    monkeypatch.setattr(data_check, "look_in_child", lambda config: "no result")
+    flags = ("--recipe", "recipes/own_text.yaml", "--dataset_name", "foo/bar")
+
+    output = run_data_check(capsys, *flags).out
+
+    assert (
+        "warning  length: num_train_epochs = 10: the length of the Hub data set foo/bar" in output
+    )
+    assert "--dataset_name foo/bar --max_steps N\n" in output
+
+
 def test_look_at_remote_data_is_bounded(monkeypatch):
     monkeypatch.setattr(data_check, "REMOTE_SECONDS", 0)
     config = load_recipe(dataset_name="me/there").data.resolved_sources[0]
@@ -421,6 +434,11 @@ def test_look_at_remote_data_is_bounded(monkeypatch):
         ("--plan --card t4 --budget 100", "--budget needs --price_per_card_hour"),
         ("--plan --card t4 --hours inf", "--hours inf: must be greater than 0"),
         ("--plan --card t4 --hours 1 --tokens 1e9", "--plan chooses the size"),
+        ("--plan --card t4 --hours 1 --num_train_epochs 2", "Leave out --num_train_epochs"),
+        ("--max_steps 9 --num_train_epochs 2", "--max_steps and --num_train_epochs exclude"),
+        ("--tokens 9 --num_train_epochs 2", "--tokens and --num_train_epochs exclude"),
+        ("--card t4 --num_train_epochs 0", "--num_train_epochs 0.0: must be greater than 0"),
+        ("--card t4 --num_train_epochs 2", "HuggingFaceFW/fineweb-edu is not known"),
     ],
 )
 def test_bad_flags_are_rejected(capsys, monkeypatch, flags, phrase):
@@ -518,6 +536,56 @@ def test_json_table_has_a_row_per_gpu(capsys):
         sequences = row["per_device_train_batch_size"] * row["gradient_accumulation_steps"]
         assert sequences * 4 == 512
         assert sum(row["memory_bytes"].values()) < gpu.memory_gib * 2**30
+
+
+HUB_MIXTURE = {
+    "tokenizer": "gpt2",
+    "num_train_epochs": 3,
+    "sources": [{"weight": 1, "dataset_name": "foo/bar"}],
+}
+
+
+@pytest.mark.parametrize("option", [("--max_steps", "100"), ("--tokens", "204800")])
+@pytest.mark.parametrize(
+    ("changes", "data"), [({}, ("--dataset_name", "foo/bar")), (HUB_MIXTURE, ())]
+)
+def test_stated_steps_replace_epochs_of_recipe(capsys, tmp_path, changes, data, option):
+    values = yaml.safe_load((ROOT / "recipes/own_text.yaml").read_text()) | changes
+    if "sources" in changes:
+        del values["data_files"]
+    recipe_file = tmp_path / "r.yaml"
+    recipe_file.write_text(yaml.safe_dump(values))
+    flags = ["--recipe", str(recipe_file), *data, "--estimate", "--card", "a6000"]
+
+    row = json.loads(run_data_check(capsys, *flags, *option, "--json").out)
+    command = run_data_check(capsys, *flags, *option).out.splitlines()[-1]
+
+    assert row["tokens"] == 204_800
+    assert command.endswith("--max_steps 100")
+    assert "--max_steps N" in run_data_check(capsys, *flags, expect=2).err
+
+
+@pytest.mark.parametrize("recipe", ["own_text", "quickstart"])
+def test_epochs_option_replaces_length_of_recipe(data_files, capsys, recipe):
+    flags = ["--recipe", f"recipes/{recipe}.yaml", "--data_files", "prose.txt", "--card", "a6000"]
+
+    output = run_data_check(capsys, *flags, "--num_train_epochs", "2").out
+
+    assert "num_train_epochs = 2 is " in output
+    assert output.endswith("--data_files prose.txt --num_train_epochs 2\n")
+
+
+def test_plan_needs_no_length_of_run(capsys, tmp_path):
+    values = yaml.safe_load((ROOT / "recipes/own_text.yaml").read_text())
+    del values["data_files"]
+    recipe_file = tmp_path / "r.yaml"
+    recipe_file.write_text(yaml.safe_dump(values | {"dataset_name": "foo/bar"}))
+
+    output = run_data_check(
+        capsys, "--recipe", str(recipe_file), "--plan", "--hours", "1", "--card", "a6000"
+    ).out
+
+    assert "--max_steps" in output
 
 
 def test_large_model_is_estimated_on_sharding_gpus(capsys):

@@ -36,7 +36,7 @@ PAGES += sorted((ROOT / "docs").glob("*.md"))
 # ones, and descriptions of older versions.
 COMMAND_SUFFIXES = (".cfg", ".ipynb", ".jinja", ".md", ".py", ".sh", ".yaml", ".yml")
 COMMAND_FILES = ("Dockerfile", "Makefile")
-RECORDED_COMMANDS = ("CHANGELOG.md", "README.md", "benchmarks/results/", "tests/")
+RECORDED_COMMANDS = ("CHANGELOG.md", "benchmarks/results/", "tests/")
 
 
 # ---- the commands of a page

@@ -134,7 +134,7 @@ def test_coarse_runs_come_first():
     runs = epochs_screen.runs_of(epochs_screen.STAGES)
 
     assert {run.text.megabytes for run in runs[:12]} == {0.3}
-    assert {run.text.megabytes for run in runs[12:22]} == {1.0}
+    assert {run.text.megabytes for run in runs[12:18]} == {1.0}
 
 
 def test_close_runs_and_todays_get_second_seed():

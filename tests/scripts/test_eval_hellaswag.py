@@ -369,7 +369,6 @@ def few_items_are_enough(monkeypatch) -> None:
     monkeypatch.setattr(score_model, "check_complete", lambda *_: None)
 
 
-@pytest.mark.newest
 def test_scores_are_added_to_model_card(hub, few_items_are_enough):
     result = run_script(*PUSH_SCORES, **hub.environment)
 

@@ -166,3 +166,13 @@ def test_rejected_recipe_prefetches_nothing(requests):
 
     assert status == 2
     assert not requests
+
+
+def test_offline_command_states_unknown_length(capsys):
+    flags = ["--recipe", "recipes/own_text.yaml", "--dataset_name", "me/corpus"]
+    options = {"dataset_name": "me/corpus"}
+    recipe = loading.load_recipe(ROOT / flags[1], options, needs_length=False)
+
+    prepare_data.print_offline_instructions(recipe, flags, has_fetched=False)
+
+    assert capsys.readouterr().out.endswith("--dataset_name me/corpus --max_steps N\n")

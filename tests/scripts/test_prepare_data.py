@@ -866,6 +866,15 @@ def test_folder_is_verified_from_another_folder(
     assert f"{tokens:,} tokens are intact (checked: sizes, hashes" in output
 
 
+def test_preparation_needs_no_length_of_run():
+    flags = {"recipe": "recipes/own_text.yaml", "dataset_name": "foo/bar"}
+
+    recipe = prepare_data.load_recipe(flags, serves_training=False)
+
+    assert recipe.schedule.num_train_epochs == 10
+    assert recipe.data.dataset_name == "foo/bar"
+
+
 def test_verify_with_missing_recipe_is_rejected(prepared_folder, tmp_path, monkeypatch):
     (folder,) = prepared_folder.glob("data/text-*")
     monkeypatch.chdir(tmp_path)

@@ -165,7 +165,7 @@ def test_samples_default_to_validation_document_starts(workspace):
 
 def test_header_warns_about_unsuitable_data(workspace):
     Path("held.txt").write_text("中文 " * 400)
-    Path("short.txt").write_text(Path("text.txt").read_text()[:600])
+    Path("short.txt").write_text(Path("text.txt").read_text()[:150])
     data = ("--data_files", "short.txt", "--validation_files", "held.txt")
     tokenizer = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "280", "--vocab_size", "320")
     flags = (*TINY_RECIPE, *NO_EVALS, *NO_SAVES, *data, *tokenizer)

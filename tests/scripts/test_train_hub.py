@@ -103,7 +103,6 @@ def copy_inputs(source: Path, target: Path) -> None:
         shutil.copyfile(source / name, target / name)
 
 
-@pytest.mark.newest
 def test_run_resumed_from_hub_equals_uninterrupted_run(workspace, monkeypatch):
     steps = [step_tag(step) for step in (3, 6, 9, 12)]
     second_machine = workspace / "second_machine"

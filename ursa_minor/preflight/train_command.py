@@ -8,6 +8,8 @@ from ursa_minor.recipe import command_line
 
 # Flags of a proposed command for a recipe that names no data, such as own_text.
 DATA_PLACEHOLDER = {"data_files": ["FILE"]}
+# The same for a recipe in epochs whose number of steps is not known before training.
+LENGTH_PLACEHOLDER = {"max_steps": "N"}
 
 
 def parse(argv: Sequence[str]) -> command_line.TrainCommand:

@@ -758,8 +758,9 @@ class Saving:
 
     save_steps: int = runtime_key(
         1000,
-        "Number of updates between checkpoints. A crash loses at most this much work. With 0, only "
-        "model/ is written, at the end.",
+        "Number of updates between checkpoints. A crash loses at most this much work. With 0, "
+        "there are no regular ones, but a stop, max_hours, load_best_model_at_end, "
+        "keep_checkpoints and the schedules wsd and constant still write some.",
         (0, 10**9),
     )
     load_best_model_at_end: bool = runtime_key(

@@ -58,7 +58,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_recipe(
-    path: Path, flags: Mapping[str, Any] | None = None, modes: Collection[str] = ()
+    path: Path,
+    flags: Mapping[str, Any] | None = None,
+    modes: Collection[str] = (),
+    *,
+    needs_length: bool = True,
 ) -> Recipe:
     """Read a recipe file, apply the flags, and check the result.
 
@@ -68,6 +72,8 @@ def load_recipe(
             file. ``size`` is replaced by the keys that it sets (``sizes.change``).
         modes: the options on the command line that are not recipe keys (``TRAIN_MODES``). Some keys
             have an effect only with them.
+        needs_length: whether the length of the run must be known before training. Preparing data
+            does not need it.
 
     Raises:
         BadInput: with every error that was found. Each message names the file or the flag, the
@@ -116,6 +122,8 @@ def load_recipe(
         if values["max_steps"] is not None:
             _apply_length(values, logs_advice=not is_of_run_folder)
         problems += rules.recipe_problems(values)
+        if needs_length:
+            problems += rules.epoch_problems(values)
         with_modes = values | dict.fromkeys(modes, True)
         problems += rules.ineffective_flags(with_modes, expanded.flags)
     if problems:
@@ -393,36 +401,53 @@ def check_same_hyperparameters(where: Path, before: dict[str, Any], recipe: Reci
             problems.append(
                 f"{where}: {name} is fixed for a run. This run has {name} = "
                 f"{shorten(before[name])}, but the command has {name} = {shorten(value)}"
-                f"{_source_of_length(name, recipe)}. "
-                f"{_fix_of_changed_key(name, before, value, recipe)}"
+                f"{_source_of_length(name, before, recipe)}. "
+                f"{_fix_of_changed_key(where, name, before, recipe)}"
             )
     if problems:
         raise BadInput(problems)
 
 
-def _fix_of_changed_key(name: str, before: Mapping[str, Any], value: Any, recipe: Recipe) -> str:
+def _fix_of_changed_key(where: Path, name: str, before: Mapping[str, Any], recipe: Recipe) -> str:
     """Return what to do about a hyperparameter that differs from that of the run.
 
     Args:
+        where: the recipe in the run folder, or the checkpoint.
         name: the key.
         before: the hyperparameters that the run has stored.
-        value: the other value of the key.
         recipe: the recipe to continue with.
     """
-    is_longer = name == "max_steps" and value > (before["max_steps"] or value)
+    is_longer = name == "max_steps" and recipe.schedule.total_steps > before["max_steps"]
     is_finished = (recipe.saving.run_dir / run_files.MODEL_FOLDER).is_dir()
     if is_longer and is_finished:
-        return _how_to_train_longer(before, value, recipe)
+        return _how_to_train_longer(before, recipe.schedule.total_steps, recipe)
     fix = f"set {name} back"
-    if _source_of_length(name, recipe):
-        fix = f"state the length of the run as --max_steps {before['max_steps']}"
+    if _source_of_length(name, before, recipe):
+        fix = f"state the length of the run as {_stated_length(where, before)}"
     return f"Use another {recipe.saving.option_of_another_run}, or {fix}"
 
 
-def _source_of_length(name: str, recipe: Recipe) -> str:
-    """Return which epochs a number of steps was computed from, or an empty string."""
-    epochs = recipe.schedule.num_train_epochs
-    if name not in ("max_steps", "warmup_steps") or epochs is None:
+def _stated_length(where: Path, before: Mapping[str, Any]) -> str:
+    """Return the option that states the length of a run, in epochs if its recipe does so.
+
+    Args:
+        where: the recipe in the run folder, or a checkpoint, which contains only the steps.
+        before: the hyperparameters that the run has stored.
+    """
+    epochs = None
+    if where.name == run_files.RECIPE:
+        epochs = read_run_recipe(where).get("num_train_epochs")
+    if epochs is None:
+        return f"--max_steps {before['max_steps']}"
+    return f"--num_train_epochs {epochs:.15g}"
+
+
+def _source_of_length(name: str, before: Mapping[str, Any], recipe: Recipe) -> str:
+    """Return which epochs another number of steps was computed from, or an empty string."""
+    schedule = recipe.schedule
+    epochs = schedule.num_train_epochs
+    has_other_length = before["max_steps"] != schedule.max_steps
+    if name not in ("max_steps", "warmup_steps") or epochs is None or not has_other_length:
         return ""
     return f" (num_train_epochs = {epochs:g})"
 

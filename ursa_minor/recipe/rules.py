@@ -132,8 +132,6 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
     yield from _optimizer_problems(recipe)
     if recipe.max_steps is not None:
         yield from length_problems(recipe)
-    if recipe.num_train_epochs is not None:
-        yield from _epoch_problems(values)
     yield from _evaluation_problems(recipe)
     yield from _data_problems(recipe)
     if not RUN_NAME.fullmatch(recipe.run_name):
@@ -233,19 +231,21 @@ def length_problems(recipe: SimpleNamespace | keys.Schedule) -> Iterator[str]:
         )
 
 
-def _epoch_problems(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of data whose number of windows is not known before training.
+def epoch_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the reasons why the length of a run in epochs cannot be computed before training.
 
     Args:
-        values: every key. ``num_train_epochs`` is stated.
+        values: every key.
     """
-    setting = f"num_train_epochs = {values['num_train_epochs']:g}"
+    if values["num_train_epochs"] is None:
+        return
     if values["stream_keep"] == "consumed":
         yield (
-            f"{setting}: the number of steps is known when all data is prepared, but with "
-            f"stream_keep = consumed shards are deleted before. State the length of the run as "
-            f"--max_steps N, or use --stream_keep all"
+            "stream_keep = consumed: shards are deleted after use, but the number of steps of "
+            "num_train_epochs is known only when all data is prepared. State the length of the "
+            "run as --max_steps N, or use --stream_keep all"
         )
+    setting = f"num_train_epochs = {values['num_train_epochs']:g}"
     sources = values["sources"] or [values]
     for number, source in enumerate(sources, 1):
         stream = _unknown_length(source)

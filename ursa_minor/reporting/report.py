@@ -199,15 +199,16 @@ class Report:
             values["revision"] = revision
         self._evaluated(step, task.name, values, describe_scores(task, result))
 
-    def baselines(self, step: int, losses: dict[str, float]) -> None:
+    def baselines(self, state: RunState, losses: dict[str, float]) -> None:
         """Report the baselines on the validation text, which need no training.
 
         Args:
-            step: the last step of the run.
+            state: the state at the end of the run.
             losses: the result of ``evaluation.baselines``. If it is empty, nothing is reported.
         """
         if not losses:
             return
+        step = state.step
         self.log(step, {f"baseline/{name}": value for name, value in losses.items()})
         bigram_loss = losses["bigram"]
         text = f"step {step}: bigram baseline {bigram_loss:.4f} nats per token"
@@ -219,6 +220,8 @@ class Report:
         if self._last_validation_loss > bigram_loss:
             option = self._recipe.saving.option_of_another_run
             length = self._recipe.schedule.length_option
+            if state.max_steps < self._recipe.schedule.total_steps:
+                length = "--max_hours"  # which has shortened the run
             log.info(
                 f"Validation loss is no better than a bigram baseline. Train longer ({length} "
                 f"with a new {option}). If the loss was rising, add data or train for fewer steps"

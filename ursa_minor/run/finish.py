@@ -72,7 +72,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
             if is_main:
                 stock_export.write(full_model, run_dir / MODEL_FOLDER, corpus.tokenizer)
         if is_main and recipe.evaluation.eval_steps:
-            run.report.baselines(state.step, baselines(corpus, recipe.evaluation.eval_tokens))
+            run.report.baselines(state, baselines(corpus, recipe.evaluation.eval_tokens))
     if recipe.saving.load_best_model_at_end and weights_step == state.best_step:
         evaluations = pluralize(state.evaluations, "evaluation", "evaluations")
         log.info(

@@ -17,16 +17,16 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from ursa_minor.base import checkpoint_files, files, stopping
+from ursa_minor.base import checkpoint_files, files, paths, stopping
 from ursa_minor.base.errors import BadInput, space_fix
-from ursa_minor.base.run_files import COMPLETE, STATE, WEIGHTS, step_name
+from ursa_minor.base.run_files import COMPLETE, RECIPE, STATE, WEIGHTS, step_name
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.checkpoint.state import RunState, planned_length
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.hub import client, pull
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.optim.schedule import Length, decay_start_step, learning_rate
-from ursa_minor.recipe import kept_steps, keys, loading
+from ursa_minor.recipe import kept_steps, keys, loading, rules
 
 log = logging.getLogger(__name__)
 
@@ -129,12 +129,13 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     ends in the new number of steps.
 
     Raises:
-        BadInput: the finished run has no such checkpoint.
+        BadInput: the finished run has no such checkpoint, or the recipe states another length.
     """
     saving = recipe.saving
     schedule = recipe.schedule
     if steps < 1:
         raise BadInput(f"--extend_steps {steps}: must be at least 1")
+    _check_same_length(recipe)
     # The length of the finished run. If max_hours planned it, the newest checkpoint contains it.
     length = None
     # Find the newest intact checkpoint from before the decay phase.
@@ -167,6 +168,22 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
         output_dir=str(saving.run_dir).removesuffix(old_suffix) + new_suffix,
         resume_from_checkpoint=str(path),
     )
+
+
+def _check_same_length(recipe: keys.Recipe) -> None:
+    """Raise BadInput if a recipe does not state the length of the finished run in its folder."""
+    recipe_file = recipe.saving.run_dir / RECIPE
+    if not recipe_file.is_file():
+        return
+    stored = loading.read_run_recipe(recipe_file)
+    for name in rules.LENGTH_KEYS:
+        value = getattr(recipe.schedule, name)
+        if value is not None and value != stored.get(name):
+            raise BadInput(
+                f"{name} = {value:.15g} is not the length of the finished run in "
+                f"{recipe.saving.run_dir}, which --extend_steps extends. Use --recipe "
+                f"{paths.quoted(recipe_file)} without --{name}"
+            )
 
 
 def _unplanned_length(saved: dict, schedule: keys.Schedule) -> Length:

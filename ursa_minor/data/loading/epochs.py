@@ -5,9 +5,10 @@ import math
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
-# The number of epochs with the lowest validation loss, for texts of at most this many bytes:
-# benchmarks/epochs_screen.py, with models of width 128 (docs/own_text.md).
-MEASURED_EPOCHS = ((2_000_000, 10),)
+# How often texts of at most this many bytes are read (docs/own_text.md). The first row was measured
+# with texts of up to 1 MB and models of width 128 (benchmarks/epochs_screen.py). The second row is
+# extrapolated.
+EPOCHS_BY_SIZE = ((4_000_000, 10), (20_000_000, 5))
 BYTES_PER_TOKEN = 4  # of a text whose bytes are not known
 # A note is logged if a text is read more often than suggested by this factor.
 TOLERANCE = 1.25
@@ -20,9 +21,9 @@ def suggested_epochs(text_bytes: float) -> int:
         text_bytes: size of the training text in bytes.
 
     Returns:
-        The measured number of epochs for a small text, else ``MANY_EPOCHS``.
+        The number of epochs in ``EPOCHS_BY_SIZE`` for a small text, else ``MANY_EPOCHS``.
     """
-    for most_bytes, epochs in MEASURED_EPOCHS:
+    for most_bytes, epochs in EPOCHS_BY_SIZE:
         if text_bytes <= most_bytes:
             return epochs
     return MANY_EPOCHS
