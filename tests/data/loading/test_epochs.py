@@ -33,7 +33,7 @@ def test_note_names_the_option_of_the_recipe(flags, option):
     note = note_on_epochs(load(**flags), 300_000, 100_000, tokens_read=2_000_000)
 
     assert "0.3 MB 20 times" in note
-    assert "at most 10 times" in note
+    assert "about 10 times" in note
     assert f"{option};" in note
     assert "model/" in note
 

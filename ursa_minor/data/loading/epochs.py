@@ -47,9 +47,9 @@ def note_on_epochs(
         return ""
 
     note = (
-        f"the run reads this text of {_megabytes(text_bytes)} {epochs:.3g} times. Usually, the "
-        f"validation loss of a text of this size is lowest after at most {suggested} times "
-        f"(docs/own_text.md), and then rises, because the model memorizes the text. "
+        f"the run reads this text of {_megabytes(text_bytes)} {epochs:.3g} times. For a text of this "
+        f"size, about {suggested} times are enough (docs/own_text.md). Later, the model mostly "
+        f"memorizes the text, and the validation loss rises. "
     )
     has_one_source = len(recipe.data.resolved_sources) == 1
     if not has_one_source:
