@@ -47,8 +47,8 @@ def note_on_epochs(
         return ""
 
     note = (
-        f"the run reads this text of {_megabytes(text_bytes)} {epochs:.3g} times. For a text of this "
-        f"size, about {suggested} times are enough (docs/own_text.md). Later, the model mostly "
+        f"the run reads this text of {_megabytes(text_bytes)} {epochs:.3g} times. For this size, "
+        f"about {suggested} times are enough (docs/own_text.md). Later, the model mostly "
         f"memorizes the text, and the validation loss rises. "
     )
     has_one_source = len(recipe.data.resolved_sources) == 1
