@@ -30,8 +30,9 @@ from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import METRICS, read_metrics
 from ursa_minor.base.wording import did_you_mean
+from ursa_minor.evaluation.tasks import blimp
 from ursa_minor.machine import device as hardware
-from ursa_minor.reporting import curves
+from ursa_minor.reporting import curves, learning_curve
 
 RESULTS = ROOT / "benchmarks" / "results"
 STORED_RUNS = RESULTS / "runs"
@@ -231,12 +232,25 @@ def _draw_one_seed(axes, run: Mapping, color: str) -> None:
     axes.plot(steps, rewards, color=color, marker="o", markersize=4, linewidth=1.8, label=label)
 
 
+def draw_learning_curve(path: Path) -> None:
+    """Draw the BLiMP scores of checkpoints of the quickstart, as eval_tasks.py draws them."""
+    folder = RESULTS / "learning-curve"
+    lines = []
+    for text in (folder / "scores.jsonl").read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        # The folder of each run contains its recipe, which decides how runs are grouped.
+        line["run"] = str(folder / Path(line["run"]).name)
+        lines.append(line)
+    learning_curve.draw([blimp.TASK], lines, path)
+
+
 PICTURES: dict[str, Callable[[Path], None]] = {
     "docs/quickstart/curves.png": draw_quickstart,
     "docs/quickstart/terminal.svg": draw_terminal,
     "docs/compare.png": draw_comparison,
     "docs/expect.png": draw_problems,
     "docs/fewer_tokens.png": draw_fewer_tokens,
+    "docs/learning_curve.png": draw_learning_curve,
     "docs/post_training.png": draw_rewards,
 }
 
