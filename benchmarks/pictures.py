@@ -241,7 +241,7 @@ def draw_learning_curve(path: Path) -> None:
         # The folder of each run contains its recipe, which decides how runs are grouped.
         line["run"] = str(folder / Path(line["run"]).name)
         lines.append(line)
-    learning_curve.draw([blimp.TASK], lines, path)
+    learning_curve.draw([blimp.BLIMP], lines, path)
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
