@@ -85,9 +85,7 @@ def complete_recipe(
     return completed, f"{setting} is {steps}, {estimate.basis}"
 
 
-def estimate_steps(
-    recipe: keys.Recipe, reports: Iterable[DataReport] = ()
-) -> StepsEstimate | None:
+def estimate_steps(recipe: keys.Recipe, reports: Iterable[DataReport] = ()) -> StepsEstimate | None:
     """Return the number of steps of ``num_train_epochs``, or None if the size is not known."""
     epochs = recipe.schedule.num_train_epochs
     assert epochs is not None  # the caller has checked it
