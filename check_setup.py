@@ -344,10 +344,10 @@ def complete_length(
     schedule = recipe.schedule
     problems = list(rules.epoch_problems(keys.to_dict(recipe)))
     length_checks = [Check("length", WARNING, problem) for problem in problems]
-    if schedule.max_steps is None and not problems:
-        if data_size.estimate_steps(recipe, reports) is None:
-            text = f"num_train_epochs = {schedule.num_train_epochs:g}: {data_size.UNKNOWN_STEPS}"
-            length_checks = [Check("length", OK, text)]
+    needs_estimate = schedule.max_steps is None and not problems
+    if needs_estimate and data_size.estimate_steps(recipe, reports) is None:
+        text = f"num_train_epochs = {schedule.num_train_epochs:g}: {data_size.UNKNOWN_STEPS}"
+        length_checks = [Check("length", OK, text)]
     if length_checks:
         recipe = keys.replace(recipe, num_train_epochs=None, max_steps=1)
         return recipe, length_checks

@@ -1,7 +1,7 @@
 """Estimate the size of the data of a recipe before a run, without reading or downloading any text.
 
-The size of a prepared folder is exact. Otherwise it is estimated, from the tokens of the data report
-of check_setup.py if there is one, else from the size of the files.
+The size of a prepared folder is exact. Otherwise it is estimated from the tokens of the data report
+of check_setup.py, or without a report from the size of the files.
 """
 
 import math
