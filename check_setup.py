@@ -30,6 +30,7 @@ from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.wording import pluralize
+from ursa_minor.data.preparation.data_report import DataReport
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.preflight import budget, checks, data_size, run_estimate, train_command
 from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
@@ -303,12 +304,8 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         1 if one of them is an error, otherwise 0.
     """
     results = []
-    flags = data_flags(args)
-    recipe, length_checks = complete_length(recipe)
-    if any(check.level == WARNING for check in length_checks):
-        flags |= train_command.LENGTH_PLACEHOLDER
     examination = DataExamination(recipe)
-    for check in chain(length_checks, _run_checks(recipe, args, flags, examination)):
+    for check in _run_checks(recipe, args, examination):
         line = redact(str(check))
         if check.level == TRYING:
             _show_progress(line)
@@ -332,37 +329,40 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
     return int(ERROR in levels)
 
 
-def complete_length(recipe: keys.Recipe) -> tuple[keys.Recipe, list[Check]]:
+def complete_length(
+    recipe: keys.Recipe, reports: Sequence[DataReport]
+) -> tuple[keys.Recipe, list[Check]]:
     """Return the recipe with the number of steps of num_train_epochs, and check results about it.
 
     If the number is not known, the returned recipe has one step. The check of the disks then counts
     the checkpoints and no shards. If train.py cannot compute it either, there are warnings.
+
+    Args:
+        recipe: the recipe.
+        reports: the data reports of its sources, as far as the data was examined.
     """
     schedule = recipe.schedule
     problems = list(rules.epoch_problems(keys.to_dict(recipe)))
     length_checks = [Check("length", WARNING, problem) for problem in problems]
-    if schedule.max_steps is None and not problems and data_size.estimate_steps(recipe) is None:
+    needs_estimate = schedule.max_steps is None and not problems
+    if needs_estimate and data_size.estimate_steps(recipe, reports) is None:
         text = f"num_train_epochs = {schedule.num_train_epochs:g}: {data_size.UNKNOWN_STEPS}"
         length_checks = [Check("length", OK, text)]
     if length_checks:
         recipe = keys.replace(recipe, num_train_epochs=None, max_steps=1)
         return recipe, length_checks
-    recipe, note = data_size.complete_recipe(recipe)
+    recipe, note = data_size.complete_recipe(recipe, reports)
     return recipe, [Check("length", OK, note)] if note else []
 
 
 def _run_checks(
-    recipe: keys.Recipe,
-    args: argparse.Namespace,
-    flags: dict[str, Any],
-    examination: DataExamination,
+    recipe: keys.Recipe, args: argparse.Namespace, examination: DataExamination
 ) -> Iterator[Check]:
     """Yield the results of all checks: of the data if it is examined, then of the machine.
 
     Args:
-        recipe: the recipe with its number of steps.
+        recipe: the recipe.
         args: the options of this script.
-        flags: recipe flags of the launch command.
         examination: looks at the data.
 
     Raises:
@@ -370,6 +370,9 @@ def _run_checks(
     """
     network_checks = checks.examine_network(recipe)
     if not args.examines_data:
+        recipe, length_checks = complete_length(recipe, reports=[])
+        yield from length_checks
+        flags = _launch_flags(args, length_checks)
         yield from checks.examine(recipe, args.recipe, flags, quick=args.quick)
         yield from network_checks
         return
@@ -382,10 +385,20 @@ def _run_checks(
             unreachable.append(check.name)
         yield check
     yield from examination.examine_remote(unreachable)
-    flags = flags | examination.flags
+    recipe, length_checks = complete_length(recipe, [look.report for look in examination.looks])
+    yield from length_checks
+    flags = _launch_flags(args, length_checks) | examination.flags
     if not find_sources.has_data(recipe.data):
         flags |= train_command.DATA_PLACEHOLDER
     yield from checks.examine(recipe, args.recipe, flags, quick=args.quick)
+
+
+def _launch_flags(args: argparse.Namespace, length_checks: Sequence[Check]) -> dict[str, Any]:
+    """Return the recipe flags of the launch command that do not follow from the data."""
+    flags = data_flags(args)
+    if any(check.level == WARNING for check in length_checks):
+        flags |= train_command.LENGTH_PLACEHOLDER
+    return flags
 
 
 def _show_progress(line: str) -> None:

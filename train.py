@@ -23,6 +23,8 @@ from ursa_minor.recipe import command_line, keys
 PARENT = os.getppid()
 # A wrong command line is reported within a second, before the slow imports.
 COMMAND = cli.parse_before_imports(__name__, train_command.parse)
+if COMMAND and COMMAND.recipe and "eval_only" not in COMMAND.modes:
+    cli.announce_early_stop()
 
 import numpy as np
 import torch

@@ -31,6 +31,16 @@ PRINT_MUCH = """import sys
 from ursa_minor.base.cli import exit_on_bad_input
 sys.exit(exit_on_bad_input(lambda: print("x" * {size}))())
 """
+# The main thread receives a signal between two instructions, or while it waits in native code.
+STOPPED_EARLY = """import ctypes, os, signal, threading, time
+from ursa_minor.base import cli
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in the scripts
+cli.announce_early_stop()
+threading.Timer(0.2, os.kill, (os.getpid(), signal.{name})).start()
+{wait}
+"""
+WAITING = {"Python": "time.sleep(20)", "native": "while ctypes.CDLL(None).sleep(20): pass"}
 UPLOADING = """import atexit, threading, time
 from ursa_minor.base import cli
 
@@ -136,6 +146,24 @@ def test_output_without_reader_ends_without_traceback(size):
 
     assert process.returncode == 1
     assert process.stderr == b""
+
+
+@pytest.mark.parametrize("wait", WAITING.values(), ids=WAITING)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_stop_before_training_is_reported(name, wait):
+    code = STOPPED_EARLY.format(name=name, wait=wait)
+
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=15,
+    )
+
+    assert process.returncode == 128 + getattr(signal, name)
+    assert process.stderr.startswith(f"stopped by {name} before training")
+    assert process.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

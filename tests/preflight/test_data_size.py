@@ -1,5 +1,6 @@
 """The number of steps of num_train_epochs before a run: counted, estimated or not known."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from conftest import RECIPE
 
 import check_setup
 from ursa_minor.base.errors import BadInput
-from ursa_minor.preflight import budget, data_size
+from ursa_minor.preflight import budget, data_check, data_size
 from ursa_minor.recipe import loading
 
 
@@ -81,3 +82,24 @@ def test_estimate_replaces_epochs_by_stated_steps(workspace, capsys):
     output = capsys.readouterr().out
     assert "num_train_epochs" not in output
     assert "--max_steps 7" in output
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_data_report_replaces_estimate_from_files(tmp_path, monkeypatch, suffix):
+    monkeypatch.chdir(tmp_path)
+    rows = [" ".join(map(str, range(n, n + 400, 7))) for n in range(100)]
+    if suffix == "jsonl":
+        rows = [json.dumps({"text": row}) for row in rows]
+    Path(f"text.{suffix}").write_text("\n".join(rows))
+    flags = {"tokenizer": "bpe", "tokenizer_vocab_size": "400"}
+    if suffix == "jsonl":
+        flags["validation_tokens"] = "100"
+    recipe = load(f"text.{suffix}", **flags)
+    (source,) = recipe.data.resolved_sources
+    report = data_check.look(source, loads_from_hub=False).report
+
+    completed, note = data_size.complete_recipe(recipe, [report])
+
+    train_tokens = report.cost.tokens - 100 if suffix == "jsonl" else 0.9 * report.cost.tokens
+    assert completed.schedule.max_steps == pytest.approx(2 * train_tokens / 16 / 8, abs=1)
+    assert "data report" in note

@@ -102,6 +102,16 @@ def test_repeated_source_flag_replaces_nothing(tmp_path, caplog, stated, flags):
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("empty", [[], None])
+def test_empty_source_is_replaced_without_note(tmp_path, caplog, empty):
+    caplog.set_level(logging.INFO, "ursa_minor")
+
+    recipe = load(tmp_path, {"data_files": empty}, data_files=["a.txt"])
+
+    assert recipe.data.data_files == ["a.txt"]
+    assert not [message for message in caplog.messages if "are ignored" in message]
+
+
 def test_same_file_under_another_path_is_repeated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").touch()

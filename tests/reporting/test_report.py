@@ -474,6 +474,15 @@ def test_expected_time_is_logged_after_20_updates(
     assert ("--max_hours" in line) == suggests_limit
 
 
+def test_no_expected_time_at_the_end_of_a_run(tmp_path, capsys):
+    run_report = start_report(tmp_path)
+
+    for step in range(1, 41):
+        report_update(run_report, step, elapsed=float(step), max_steps=40)
+
+    assert "remaining" not in capsys.readouterr().err
+
+
 def test_other_processes_write_nothing(tmp_path, capsys):
     run_report = start_report(tmp_path, is_main=False)
 

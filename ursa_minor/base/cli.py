@@ -1,6 +1,7 @@
 """Start and end a script: closed streams, Ctrl-C, one-line errors and exit statuses."""
 
 import atexit
+import contextlib
 import functools
 import logging
 import logging.handlers
@@ -8,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +24,50 @@ Command = TypeVar("Command")
 
 # How long a process that does not print its error waits for the main process to print it.
 SILENT_SECONDS = 1.0
+_is_ending = threading.Lock()
 
 
 def catch_interrupts() -> None:
     """Let Ctrl-C raise KeyboardInterrupt from now on."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def announce_early_stop() -> None:
+    """Print a line when Ctrl-C or SIGTERM ends a training process before it begins to train.
+
+    Afterwards ``StopRequest`` handles these signals. Python calls a handler only between two
+    instructions of the main thread, which may wait in native code for another process for minutes.
+    A thread therefore waits for the signals as well.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end_before_training)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_watch_signals, args=(reader,), daemon=True).start()
+
+
+def _watch_signals(reader: int) -> None:
+    """End the process at a signal whose handler is ``_end_before_training``."""
+    while True:
+        for number in os.read(reader, 1):
+            if signal.getsignal(number) == _end_before_training:
+                _end_before_training(number, None)
+
+
+def _end_before_training(number: int, frame: object) -> None:
+    if not _is_ending.acquire(blocking=False):
+        return  # the other thread is ending the process
+    if is_main_process():
+        line = (
+            f"stopped by {signal.Signals(number).name} before training began; repeat the same "
+            f"command to start again. Data that is already prepared and checkpoints are kept\n"
+        )
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            os.write(2, line.encode())
+    os._exit(128 + number)
 
 
 def set_up_process() -> None:

@@ -1,15 +1,18 @@
 """Estimate the size of the data of a recipe before a run, without reading or downloading any text.
 
-The size of a prepared folder is exact. Otherwise it is estimated from the size of the files.
+The size of a prepared folder is exact. Otherwise it is estimated from the tokens of the data report
+of check_setup.py, or without a report from the size of the files.
 """
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
+from ursa_minor.data.preparation.data_report import DataReport
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens.shards import count_tokens
@@ -19,6 +22,10 @@ from ursa_minor.recipe.batching import steps_of_epochs
 TOKEN_BYTES = 4.5  # bytes of English text per token of GPT-2's tokenizer
 PARQUET_BYTES = 2.9  # bytes of Parquet per such token: FineWeb-Edu's sample-10BT is 28.5 GB
 UNKNOWN_STEPS = "the number of steps is not known, because the size of the data is not known"
+# How the size of a source is known, from the least to the most exact.
+FROM_FILES = "estimated from the size of the files"
+FROM_REPORT = "estimated from the tokens of the data report"
+COUNTED = "counted in the prepared data"
 # Names of FineWeb's samples, in billions of GPT-2 tokens.
 SAMPLE = re.compile(r"sample-(\d+)BT")
 
@@ -29,12 +36,12 @@ class TrainSize(NamedTuple):
     Attributes:
         tokens: number of tokens, or inf if it is not known.
         windows: number of windows, or inf if it is not known.
-        is_prepared: whether they were counted in a prepared folder. Otherwise they are estimated.
+        basis: how they are known: ``FROM_FILES``, ``FROM_REPORT`` or ``COUNTED``.
     """
 
     tokens: float
     windows: float
-    is_prepared: bool
+    basis: str
 
 
 class StepsEstimate(NamedTuple):
@@ -42,17 +49,23 @@ class StepsEstimate(NamedTuple):
 
     Attributes:
         steps: the number.
-        basis: whether it was counted or estimated, as the end of a sentence.
+        basis: how the size of the least exact source is known, as the end of a sentence.
     """
 
     steps: int
     basis: str
 
 
-def complete_recipe(recipe: keys.Recipe) -> tuple[keys.Recipe, str]:
+def complete_recipe(
+    recipe: keys.Recipe, reports: Iterable[DataReport] = ()
+) -> tuple[keys.Recipe, str]:
     """Return the recipe with the estimated ``max_steps``, and a line about them for the user.
 
     A recipe that states ``max_steps`` is returned unchanged, with an empty line.
+
+    Args:
+        recipe: the loaded recipe.
+        reports: the data reports of its sources, as far as there are any.
 
     Raises:
         BadInput: the size of the data is not known, or the schedule does not fit the length.
@@ -61,7 +74,7 @@ def complete_recipe(recipe: keys.Recipe) -> tuple[keys.Recipe, str]:
     if schedule.max_steps is not None:
         return recipe, ""
     setting = f"num_train_epochs = {schedule.num_train_epochs:g}"
-    estimate = estimate_steps(recipe)
+    estimate = estimate_steps(recipe, reports)
     if estimate is None:
         advice = "For an estimate for N updates use --max_steps N"
         if not find_sources.has_data(recipe.data):
@@ -72,27 +85,32 @@ def complete_recipe(recipe: keys.Recipe) -> tuple[keys.Recipe, str]:
     return completed, f"{setting} is {steps}, {estimate.basis}"
 
 
-def estimate_steps(recipe: keys.Recipe) -> StepsEstimate | None:
+def estimate_steps(recipe: keys.Recipe, reports: Iterable[DataReport] = ()) -> StepsEstimate | None:
     """Return the number of steps of ``num_train_epochs``, or None if the size is not known."""
     epochs = recipe.schedule.num_train_epochs
     assert epochs is not None  # the caller has checked it
     if not find_sources.has_data(recipe.data):
         return None
     sequence_length = recipe.model.sequence_length
-    sizes = [train_size(source, sequence_length) for source in recipe.data.resolved_sources]
+    reports = tuple(reports)
+    sizes = [
+        train_size(source, sequence_length, reports) for source in recipe.data.resolved_sources
+    ]
     num_windows = sum(size.windows for size in sizes)
     if not math.isfinite(num_windows):
         return None
     steps = max(1, steps_of_epochs(epochs, int(num_windows), recipe))
-    if all(size.is_prepared for size in sizes):
-        return StepsEstimate(steps, "counted in the prepared data")
-    return StepsEstimate(steps, "estimated from the size of the files")
+    basis = min((size.basis for size in sizes), key=(FROM_FILES, FROM_REPORT, COUNTED).index)
+    return StepsEstimate(steps, basis)
 
 
-def train_size(source: keys.DataSource, sequence_length: int) -> TrainSize:
+def train_size(
+    source: keys.DataSource, sequence_length: int, reports: Iterable[DataReport] = ()
+) -> TrainSize:
     """Return the size of the train split of a source, with windows of ``sequence_length``."""
     folder = None
     tokens = math.inf
+    basis = FROM_FILES
     if not find_sources.has_urls(source):
         try:
             if source.is_token_folder:
@@ -100,15 +118,19 @@ def train_size(source: keys.DataSource, sequence_length: int) -> TrainSize:
             else:
                 found_source = find_sources.find_source(source)
                 tokens = _estimate_tokens(source, found_source)
+                for report in reports:
+                    if report.folder == str(found_source.folder) and report.bytes_per_token:
+                        tokens = _measured_tokens(found_source, report)
+                        basis = FROM_REPORT
                 if manifests.is_complete(found_source.folder):
                     folder = found_source.folder
             if folder is not None:
                 shards = manifests.describe_folder(folder).splits["train"]
                 num_windows = sum(max(0, shard.tokens - 1) // sequence_length for shard in shards)
-                return TrainSize(count_tokens(shards), num_windows, is_prepared=True)
+                return TrainSize(count_tokens(shards), num_windows, COUNTED)
         except BadInput:  # the data is on another machine, or does not exist yet
             tokens = math.inf
-    return TrainSize(tokens, tokens // sequence_length, is_prepared=False)
+    return TrainSize(tokens, tokens // sequence_length, basis)
 
 
 def estimate_train_tokens(data: keys.Data) -> float:
@@ -133,6 +155,18 @@ def _estimate_tokens(source: keys.DataSource, found_source: find_sources.FoundSo
     elif found_source.files:
         sizes = [Path(name).stat().st_size for name in found_source.files["train"]]
         tokens = sum(sizes) / PARQUET_BYTES
+    return min(tokens, source.limit_tokens or tokens)
+
+
+def _measured_tokens(found_source: find_sources.FoundSource, report: DataReport) -> float:
+    """Return the number of train tokens according to a report that has measured the tokenizer."""
+    assert report.cost and report.bytes_per_token  # the caller has checked it
+    source = found_source.config
+    tokens = report.cost.text_megabytes * 1e6 / report.bytes_per_token
+    if found_source.text_files and not source.validation_files:
+        tokens *= 1 - source.validation_fraction
+    elif found_source.parts is None and not report.validation_files:
+        tokens = max(0, tokens - source.validation_tokens)
     return min(tokens, source.limit_tokens or tokens)
 
 

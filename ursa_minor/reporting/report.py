@@ -395,7 +395,10 @@ class Report:
         return (state.max_steps - state.step) * seconds_per_step
 
     def _log_expected_time(self, state: RunState, elapsed: float) -> None:
-        """Log once how long the rest of the run takes, at the speed of its first updates."""
+        """Log once how long the rest of the run takes, at the speed of its first updates.
+
+        Nothing is logged for a run that is almost finished.
+        """
         if self._has_logged_expected_time or self._first_timed_update is None:
             return
         first_step, _ = self._first_timed_update
@@ -404,6 +407,8 @@ class Report:
             return
         self._has_logged_expected_time = True
         steps_left = state.max_steps - state.step
+        if steps_left < EXPECTED_TIME_UPDATES:
+            return
         text = (
             f"time     {duration(seconds_left)} for the remaining {steps_left:,} steps, at the "
             f"speed of the last {state.step - first_step} updates and without evaluations"

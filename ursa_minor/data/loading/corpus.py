@@ -578,8 +578,10 @@ def _describe_source(
     reads = f"the run reads {tokens_read:,}"
     if manifest.complete:
         reads += f" ({tokens_read / num_tokens:.2f} epochs)"
-    else:
+    elif num_tokens:
         size += " so far, more are being prepared"
+    else:
+        size = "the first train tokens are being prepared"
     if share < 1:
         reads += f", {share:.1%} of all training windows"
     return f"data     {folder}: {size}; {reads}"
