@@ -26,8 +26,8 @@ RATIO_ADVICE = "It is a number of steps: the ratio times max_steps"
 MIN_LR_ADVICE = "It is the ratio of the last learning rate to learning_rate"
 MICRO_BATCH_ADVICE = (
     "It is an upper limit for the sequences that one GPU computes at once (the micro-batch), or "
-    "auto, and does not change the result. The batch of an update is tokens_per_step: the number "
-    "of its sequences x sequence_length"
+    "auto, and does not change the result. The batch of an update is tokens_per_step = "
+    "accumulation steps x batch size x sequence_length x processes of the other trainer"
 )
 ACCUMULATION_ADVICE = (
     "Gradient accumulation is computed from it. It is a number of tokens: "
