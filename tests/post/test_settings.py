@@ -105,7 +105,7 @@ def test_fraction_of_steps_is_rejected(tmp_path, text, flags):
         ("learning_rate: -5", "learning_rate = -5: the value must be above 0"),
         ("held_out_steps: 0", "held_out_steps = 0: the value must be 1 or more"),
         ("model: null", "model = none: the value must be text"),
-        ("model: ''", "model = : the value must be a text that is not empty"),
+        ("model: ''", "model = '': the value must be a text that is not empty"),
         ("report_to: 5", "report_to = 5: the value must be null, text or a list of texts"),
         ("deepspeed: x", "TRL rejects these settings (ImportError: deepspeed is not installed"),
         ("num_generation: 4", "did you mean num_generations?"),
