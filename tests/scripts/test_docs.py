@@ -292,7 +292,9 @@ def run_command(command: Command) -> str:
             words += ["--data_files", "my.txt", "--validation_fraction", "0.1"]
     else:
         copy_trained_run(words)
-    environment = {"PICTURES": "1"} if command.script == "compare_runs.py" else {}
+    # Scores of several checkpoints are drawn as well.
+    draws = command.script in ("compare_runs.py", "eval_tasks.py")
+    environment = {"PICTURES": "1"} if draws else {}
     result = run_script(command.script, *words, **environment)
     return result.stdout + result.stderr
 
