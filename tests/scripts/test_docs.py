@@ -218,6 +218,7 @@ EXCEPTIONS = {
     "--group": "needs runs with different recipes, see test_compare_runs.py",
     "--verify": "names a folder of the reader, see test_prepare_data.py",
     "~/": "a checkpoint of the reader, see tests/model/test_other_trainers.py",
+    "babylm": "reads ten million words",
     "--dtype int8": "takes long, see test_export_model.py",
 }
 
