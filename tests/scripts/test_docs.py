@@ -268,6 +268,8 @@ def write_documented_files() -> None:
     Path("my.jsonl").write_text(json.dumps(piqa_item) + "\n")
     pair = {"sentence_good": "the cat sat", "sentence_bad": "cat the sat", "UID": "order"}
     Path("pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    russian_pair = {"sen": "the cat sat", "wrong_sen": "cat the sat"}
+    Path("russian.jsonl").write_text(json.dumps(russian_pair) + "\n")
 
 
 @pytest.fixture
