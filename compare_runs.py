@@ -267,8 +267,11 @@ def describe_interruption(path: Path, rows: Sequence[Mapping], finish: Finish | 
     max_steps = read_recipe(path).get("max_steps")
     if finish is not None or not isinstance(max_steps, int):
         return None
-    last_step = max((row["step"] for row in rows if "step" in row), default=0)
-    return f"{last_step:,} of {max_steps:,}" if last_step < max_steps else None
+    steps = [row["step"] for row in rows if "step" in row]
+    last_step = max(steps, default=0)
+    if last_step >= max_steps:
+        return None
+    return f"{last_step:,} of {max_steps:,}"
 
 
 def folder_labels(groups: Sequence[RunGroup], *, with_counts: bool) -> list[str]:
@@ -535,7 +538,7 @@ def table_notes(columns: Sequence[RunColumn], have_same_lengths: bool) -> Iterat
     num_interrupted = sum(column.num_interrupted for column in columns)
     if num_interrupted:
         runs = pluralize(num_interrupted, "run is", "runs are")
-        yield f"{runs} unfinished: the last figures so far are shown, not those of the whole run."
+        yield f"{runs} unfinished: the figures are the newest so far, not those of the end."
     num_stopped_early = sum(count_stopped_early(column) for column in columns)
     if num_stopped_early:
         yield (

@@ -174,10 +174,8 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     args.model = args.models[0]
     has_pattern = any(model_list.is_pattern(name) for name in args.models)
     writes_scores = args.scores is not None or args.picture is not None
-    may_be_several = task is None
-    args.has_several_models = may_be_several and (
-        len(args.models) > 1 or has_pattern or writes_scores
-    )
+    is_for_several = len(args.models) > 1 or has_pattern or writes_scores
+    args.has_several_models = task is None and is_for_several
 
     task_files, errors = read_task_files(args)
     errors += option_errors(args, task_files)

@@ -150,10 +150,7 @@ def train_run(recipe: keys.Recipe, reader_argv: list[str], modes: Mapping[str, A
                 corpus.wait_until_complete(stop)
                 if stop.agreed():
                     return finish.stopped_before_training(stop, accelerator)
-            is_new = not (recipe.saving.run_dir / RECIPE).is_file()
-            recipe = corpus.complete_recipe(logs_advice=is_new)
-            command_line.check_profile(recipe.schedule.total_steps, modes)
-            folder.check_run_folder(recipe)  # now with the length of the run
+            recipe = with_length(recipe, corpus, modes)
             if has_nothing_left(recipe, accelerator):
                 return 0
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
@@ -164,6 +161,24 @@ def train_run(recipe: keys.Recipe, reader_argv: list[str], modes: Mapping[str, A
         # After an error this is not called, because it would wait for lost processes.
         accelerator.end_training()
     return status
+
+
+def with_length(recipe: keys.Recipe, corpus: Corpus, modes: Mapping[str, Any]) -> keys.Recipe:
+    """Return the recipe with the ``max_steps`` of ``num_train_epochs``, and check what needs them.
+
+    Args:
+        recipe: a recipe that states ``num_train_epochs``.
+        corpus: the data, which is completely prepared.
+        modes: see ``train_run``.
+
+    Raises:
+        BadInput: the length does not fit the schedule, ``--profile`` or the run in the folder.
+    """
+    is_new = not (recipe.saving.run_dir / RECIPE).is_file()
+    completed = corpus.complete_recipe(logs_advice=is_new)
+    command_line.check_profile(completed.schedule.total_steps, modes)
+    folder.check_run_folder(completed)
+    return completed
 
 
 def has_nothing_left(recipe: keys.Recipe, accelerator: Accelerator) -> bool:

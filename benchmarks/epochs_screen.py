@@ -6,8 +6,8 @@
 ``benchmarks/manuals.py`` describes the texts, and how to get them. The model has width 128. The
 result of a run is the loss on the held-out documents of its script in bits per byte, which can be
 compared between tokenizers: at the end of the run, and the lowest of eight evaluations, which is
-what own_text.yaml saves (``load_best_model_at_end``). "today" is own_text.yaml without changes:
-1,000 updates and a weight decay of 0.5.
+what own_text.yaml saves (``load_best_model_at_end``). "today" is own_text.yaml as it was before
+this comparison: 1,000 updates and a weight decay of 0.5.
 
 The most informative combinations come first (``STAGES``). After the stages that compare weight
 decays, the two best combinations of each text, if they differ by at most 0.02 bits per byte, and
@@ -42,12 +42,13 @@ from ursa_minor.base import files, paths
 from ursa_minor.data.loading.windows import Windows
 from ursa_minor.data.tokens.manifest import describe_folder
 from ursa_minor.machine import device as hardware
+from ursa_minor.recipe import loading
+from ursa_minor.recipe.batching import steps_of_epochs
 
 RECIPE = ROOT / "recipes" / "own_text.yaml"
 WIDTH = 128
 VOCAB_SIZE = 2048
 SEQUENCE_LENGTH = 128  # as in the recipe
-SEQUENCES_PER_STEP = 16
 TODAY_STEPS = 1000
 TODAY_DECAY = 0.5
 NUM_EVALUATIONS = 8  # in a run; each reads all held-out documents
@@ -81,7 +82,7 @@ class Run:
     """A combination of settings, and the seed."""
 
     text: Text
-    epochs: int | None  # None: TODAY_STEPS
+    epochs: int | None  # None for TODAY_STEPS
     weight_decay: float
     seed: int = SEEDS[0]
 
@@ -240,7 +241,8 @@ def count_steps(epochs: int | None, num_windows: int) -> int:
     """Return the number of updates of a run."""
     if epochs is None:
         return TODAY_STEPS
-    return math.ceil(epochs * num_windows / SEQUENCES_PER_STEP)
+    recipe = loading.load_recipe(RECIPE, {"data_files": ["text"]})
+    return steps_of_epochs(epochs, num_windows, recipe)
 
 
 def count_bytes(documents: Iterable[str]) -> int:

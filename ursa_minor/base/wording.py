@@ -9,6 +9,7 @@ from typing import Any
 # A message shows only the beginning of longer values and lists.
 MAX_CHARACTERS = 200
 MAX_VALUES = 12
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 # The least similarity of a suggestion (difflib). With 0.6, which is used for files, the answer to
 # activation_function would be validation_fraction.
 SIMILARITY = 0.75
@@ -70,6 +71,14 @@ def join_or(values: Sequence) -> str:
         return texts[0]
     *others, last = texts
     return f"{', '.join(others)} or {last}"
+
+
+def with_unit(value: float, digits: int = 6) -> str:
+    """Return a number with at most this many significant digits and a unit: 500k, 2.5M, 10B."""
+    for size, unit in UNITS:
+        if abs(value) >= size:
+            return f"{value / size:.{digits}g}{unit}"
+    return f"{value:.{digits}g}"
 
 
 def pluralize(number: int, singular: str, plural: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ursa_minor.base import terminal
-from ursa_minor.base.wording import pluralize
+from ursa_minor.base.wording import pluralize, with_unit
 from ursa_minor.evaluation.task import Task
 
 ScoreLine = Mapping[str, Any]  # the scores of a model on a task
@@ -25,7 +25,6 @@ WIDTH = 80
 # The numbers of columns that fit into this width.
 TASKS_PER_ROW = 3
 MODELS_PER_ROW = 2
-UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def models_table(tasks: Sequence[Task], lines: Sequence[ScoreLine]) -> str:
@@ -129,11 +128,7 @@ def _tokens(tokens: int | None) -> str:
     """Return a number of tokens with three digits and a unit."""
     if tokens is None:
         return "-"
-    for size, unit in UNITS:
-        if tokens >= size:
-            number = tokens / size
-            return f"{number:.3g}{unit}"
-    return str(tokens)
+    return with_unit(tokens, digits=3)
 
 
 def newest_of_runs(task: Task, part_lines: Sequence[ScoreLine]) -> list[ScoreLine]:

@@ -172,7 +172,7 @@ def _subtract_at_targets(logits_NV: torch.Tensor, targets_N: torch.Tensor, value
     """Subtract a number from the column ``targets_N[n]`` of each row n, in place."""
     if torch.compiler.is_compiling():
         # The comparison becomes part of the kernel that writes the gradient. Indexing would be a
-        # kernel of its own, which reads and writes all logits.
+        # separate kernel, which reads and writes all logits.
         vocabulary_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
         logits_NV.add_(vocabulary_V == targets_N[:, None], alpha=-value)
     else:

@@ -108,29 +108,40 @@ def train_size(
     source: keys.DataSource, sequence_length: int, reports: Iterable[DataReport] = ()
 ) -> TrainSize:
     """Return the size of the train split of a source, with windows of ``sequence_length``."""
-    folder = None
-    tokens = math.inf
+    unknown = TrainSize(math.inf, math.inf, FROM_FILES)
+    if find_sources.has_urls(source):
+        return unknown
+    try:
+        return _size_of_local_source(source, sequence_length, reports)
+    except BadInput:  # the data is on another machine, or does not exist yet
+        return unknown
+
+
+def _size_of_local_source(
+    source: keys.DataSource, sequence_length: int, reports: Iterable[DataReport]
+) -> TrainSize:
+    if source.is_token_folder:
+        return _counted_size(Path(str(source.data_dir)), sequence_length)
+    found_source = find_sources.find_source(source)
+    if manifests.is_complete(found_source.folder):
+        return _counted_size(found_source.folder, sequence_length)
+
+    tokens = _estimate_tokens(source, found_source)
     basis = FROM_FILES
-    if not find_sources.has_urls(source):
-        try:
-            if source.is_token_folder:
-                folder = Path(str(source.data_dir))
-            else:
-                found_source = find_sources.find_source(source)
-                tokens = _estimate_tokens(source, found_source)
-                for report in reports:
-                    if report.folder == str(found_source.folder) and report.bytes_per_token:
-                        tokens = _measured_tokens(found_source, report)
-                        basis = FROM_REPORT
-                if manifests.is_complete(found_source.folder):
-                    folder = found_source.folder
-            if folder is not None:
-                shards = manifests.describe_folder(folder).splits["train"]
-                num_windows = sum(max(0, shard.tokens - 1) // sequence_length for shard in shards)
-                return TrainSize(count_tokens(shards), num_windows, COUNTED)
-        except BadInput:  # the data is on another machine, or does not exist yet
-            tokens = math.inf
+    for report in reports:
+        if report.folder == str(found_source.folder) and report.bytes_per_token:
+            tokens = _measured_tokens(found_source, report)
+            basis = FROM_REPORT
+    if math.isinf(tokens):
+        return TrainSize(tokens, tokens, basis)
     return TrainSize(tokens, tokens // sequence_length, basis)
+
+
+def _counted_size(folder: Path, sequence_length: int) -> TrainSize:
+    """Return the size of a prepared folder."""
+    shards = manifests.describe_folder(folder).splits["train"]
+    num_windows = sum(max(0, shard.tokens - 1) // sequence_length for shard in shards)
+    return TrainSize(count_tokens(shards), num_windows, COUNTED)
 
 
 def estimate_train_tokens(data: keys.Data) -> float:

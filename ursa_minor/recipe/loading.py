@@ -489,10 +489,11 @@ def _how_to_train_longer(before: Mapping[str, Any], max_steps: int, recipe: Reci
 
 def _how_to_start_from(run_dir: Path, command: str, max_steps: int, recipe: Recipe) -> str:
     """Return the command that starts a new run from the weights of a finished one."""
-    flags = f"--init_from {paths.quoted(run_dir)} "
-    flags += f"--run_name {shlex.quote(f'{recipe.saving.name}-2')} "
+    new_name = shlex.quote(f"{recipe.saving.name}-2")
+    flags = f"--init_from {paths.quoted(run_dir)} --run_name {new_name} "
     if recipe.saving.option_of_another_run == "--output_dir":
-        flags += f"--output_dir {paths.quoted(f'{run_dir}-2')} "
+        new_folder = paths.quoted(f"{run_dir}-2")
+        flags += f"--output_dir {new_folder} "
     return f"To start a new run from its weights: {command} {flags}--max_steps {max_steps}"
 
 

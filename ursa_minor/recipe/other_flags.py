@@ -25,9 +25,9 @@ RESUME_ADVICE = "The same command resumes a run automatically"
 RATIO_ADVICE = "It is a number of steps: the ratio times max_steps"
 MIN_LR_ADVICE = "It is the ratio of the last learning rate to learning_rate"
 MICRO_BATCH_ADVICE = (
-    "It is an upper limit for the sequences that one GPU computes at once (the micro-batch), or "
-    "auto, and does not change the result. The batch of an update is tokens_per_step = "
-    "accumulation steps x batch size x sequence_length x processes of the other trainer"
+    "It is an upper limit for the sequences in the micro-batch of one GPU, or auto, and does not "
+    "change the result. The batch of an update is tokens_per_step = accumulation steps x batch "
+    "size x sequence_length x processes of the other trainer"
 )
 ACCUMULATION_ADVICE = (
     "Gradient accumulation is computed from it. It is a number of tokens: "

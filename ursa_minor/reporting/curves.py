@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from ursa_minor.base import files
+from ursa_minor.base.wording import with_unit
 from ursa_minor.evaluation.task import Task
 from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.recipe import keys, sizes
@@ -48,7 +49,6 @@ SIDES = {  # in small panels
 SCORES = {"acc": (GREEN, "o"), "acc_norm": (BLUE, "s"), "acc_token_norm": (VERMILLION, "^")}
 LEVEL_COLORS = (BLACK, GREEN, PURPLE, ORANGE)
 
-UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 STYLE = {
     "axes.grid": True,
@@ -644,7 +644,4 @@ def y_limits(lines: Sequence[Line], levels: Collection[float] = ()) -> tuple[flo
 
 def format_count(value: float, _position: int | None = None) -> str:
     """Return a number with a unit: 500k, 2.5M, 10B."""
-    for size, unit in UNITS:
-        if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
+    return with_unit(value)

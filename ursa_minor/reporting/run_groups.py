@@ -12,11 +12,19 @@ from ursa_minor.recipe import keys, loading
 
 # Recipe keys that say where a run is stored, logged and published and which checkpoints it keeps,
 # and nothing about its training.
+TRACKING_KEYS = [field.name for field in dataclasses.fields(keys.SECTIONS["tracking"])]
+HUB_KEYS = [field.name for field in dataclasses.fields(keys.SECTIONS["hub"])]
 STORAGE_KEYS = (
-    *("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint"),
-    *("save_steps", "save_total_limit", "keep_checkpoints", "keep_optimizer"),
-    *(field.name for field in dataclasses.fields(keys.SECTIONS["tracking"])),
-    *(field.name for field in dataclasses.fields(keys.SECTIONS["hub"])),
+    "run_name",
+    "output_dir",
+    "prepared_data_dir",
+    "resume_from_checkpoint",
+    "save_steps",
+    "save_total_limit",
+    "keep_checkpoints",
+    "keep_optimizer",
+    *TRACKING_KEYS,
+    *HUB_KEYS,
 )
 
 

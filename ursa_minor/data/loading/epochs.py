@@ -47,7 +47,7 @@ def note_on_epochs(
         return ""
 
     note = (
-        f"the run reads this text of {_megabytes(text_bytes)} {epochs:.3g} times. For this size, "
+        f"the run reads this text of {_size(text_bytes)} {epochs:.3g} times. For this size, "
         f"about {suggested} times are enough (docs/own_text.md). Later, the model mostly "
         f"memorizes the text, and the validation loss rises. "
     )
@@ -64,5 +64,7 @@ def note_on_epochs(
     return note
 
 
-def _megabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:.2g} MB" if num_bytes < 1e8 else f"{num_bytes / 1e9:.2g} GB"
+def _size(num_bytes: float) -> str:
+    if num_bytes < 1e8:
+        return f"{num_bytes / 1e6:.2g} MB"
+    return f"{num_bytes / 1e9:.2g} GB"
